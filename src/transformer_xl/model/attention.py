@@ -1,0 +1,89 @@
+"""Relative attention: the score of query i for key j depends on both contents and on the distance i - j.
+
+Letters: B lanes, T queries, M memory, S = M + T keys, N heads, H head width.
+
+Every implementation has the signature of `plain_attention` and a name in `ATTENTION`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class RelativeAttention(Protocol):
+    """The interface of all implementations."""
+
+    def __call__(
+        self,
+        *,
+        query_BTNH: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        position_SNH: Tensor,
+        content_bias_NH: Tensor,
+        position_bias_NH: Tensor,
+        visible_BTS: Tensor,
+        dropout: float,
+    ) -> Tensor:
+        """Attend; see `plain_attention`."""
+
+
+def plain_attention(
+    *,
+    query_BTNH: Tensor,
+    key_BSNH: Tensor,
+    value_BSNH: Tensor,
+    position_SNH: Tensor,
+    content_bias_NH: Tensor,
+    position_bias_NH: Tensor,
+    visible_BTS: Tensor,
+    dropout: float,
+) -> Tensor:
+    """Attend as the equation reads: ((q_i + u)·k_j + (q_i + v)·W_r r_{i-j}) / sqrt(H) (paper, section 3.3).
+
+    Args:
+        query_BTNH: queries of the segment.
+        key_BSNH: keys of memory and segment.
+        value_BSNH: values of memory and segment.
+        position_SNH: projected sinusoids W_r r of the distances S-1 ... 0, in this order.
+        content_bias_NH: u, the global content bias.
+        position_bias_NH: v, the global position bias.
+        visible_BTS: which keys a query sees; at least one.
+        dropout: probability with which an attention weight is dropped.
+
+    Returns:
+        (B, T, N, H).
+    """
+    content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + content_bias_NH, key_BSNH)
+    # one more row than there are distances: `relative_shift` pushes it into the corner that causality hides
+    padded_RNH = torch.nn.functional.pad(position_SNH, (0, 0, 0, 0, 0, 1))
+    position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + position_bias_NH, padded_RNH)
+    score_BNTS = (content_BNTS + relative_shift(position_BNTR)) * query_BTNH.shape[-1] ** -0.5
+    score_BNTS = score_BNTS.masked_fill(~visible_BTS[:, None], -torch.inf)
+    weight_BNTS = torch.nn.functional.dropout(score_BNTS.softmax(dim=-1), p=dropout)
+    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
+
+
+def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
+    """Turn scores by distance into scores by key, without a copy.
+
+    Column c of row i belongs to distance S-1-c, so key j's score stands in column T-1-i+j: one column further left a
+    row. In a row-major block whose rows are one longer than S, that is the same block read S at a time from T-1 on.
+
+    Args:
+        by_distance_BNTR: (B, N, T, S + 1), contiguous; the last column is of no distance.
+
+    Returns:
+        (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
+        neighbours' values and must be hidden.
+    """
+    batch, heads, queries, columns = by_distance_BNTR.shape
+    keys = columns - 1
+    flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
+    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
+
+
+ATTENTION: dict[str, RelativeAttention] = {"plain": plain_attention}

@@ -1,0 +1,123 @@
+"""What every language model with recurrent memory offers, whatever it is made of.
+
+Letters: B lanes, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor, nn
+
+from transformer_xl.model.memory import Memory
+
+
+class Hidden(NamedTuple):
+    """Last hidden states and the memory after the segment."""
+
+    hidden_BTD: Tensor
+    memory: Memory
+
+
+class LogProbs(NamedTuple):
+    """Log-probabilities of the token after each position, and the memory after the segment."""
+
+    log_probs_BTV: Tensor
+    memory: Memory
+
+
+class TokenLosses(NamedTuple):
+    """Losses in nats in token order, 0 where the target is -100, and the memory after the segment."""
+
+    nll_BT: Tensor
+    memory: Memory
+
+
+class LanguageModel(nn.Module, ABC):
+    """A model that reads a lane segment by segment and carries a memory from one to the next.
+
+    Attributes:
+        vocab_size: V.
+        mem_len: how long a memory `empty_memory` makes unless told otherwise.
+        clamp_len: distances above it count as it; None means no limit.
+        same_length: whether each query sees the same number of keys.
+        vocabulary: set by `load_model` where the source has one.
+    """
+
+    vocab_size: int
+    mem_len: int
+    clamp_len: int | None
+    same_length: bool
+    vocabulary: Any = None
+
+    @abstractmethod
+    def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
+        """Give the memory of lanes that have read nothing: length 0."""
+
+    @abstractmethod
+    def zero_memory(self, batch_size: int) -> Memory:
+        """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
+
+    @abstractmethod
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+        """Read one segment.
+
+        Args:
+            tokens_BT: token ids, int64.
+            memory: of the same lanes; unchanged.
+            resets_BT: True where a token begins a document and must see nothing before it.
+
+        Raises:
+            ValueError: the lanes of tokens and memory differ.
+        """
+
+    @abstractmethod
+    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
+        """Give log-probabilities (B, T, V) from the last hidden states."""
+
+    @abstractmethod
+    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Give losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
+
+    def log_probs(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> LogProbs:
+        """Predict the token after each position; arguments as in `forward`."""
+        hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
+        return LogProbs(self.head_log_probs(hidden_BTD), memory)
+
+    def nll(
+        self, tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None
+    ) -> TokenLosses:
+        """Give each target's loss in nats; arguments as in `forward`.
+
+        Args:
+            tokens_BT: token ids.
+            targets_BT: the next token of the same lane, -100 where it does not count.
+            memory: of the same lanes.
+            resets_BT: tokens that begin a document.
+        """
+        hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
+        return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
+
+    def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
+        """Give the same model, its parameters shared, that looks at its context by another rule."""
+        twin = copy.copy(self)
+        twin.clamp_len = clamp_len
+        twin.same_length = same_length
+        return twin
+
+
+def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
+    """Refuse tokens whose lanes are not those of the memory.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if tokens_BT.dim() != 2:
+        raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}, and must have two axes: lanes, tokens")
+    if tokens_BT.shape[0] != batch_size:
+        raise ValueError(
+            f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "
+            f"empty_memory(batch_size={tokens_BT.shape[0]})"
+        )

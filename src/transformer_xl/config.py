@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-
-class UserError(ValueError):
-    """A mistake of the user's: its text is one sentence that names the setting, its value, and what would be right."""
+from transformer_xl.errors import UserError as UserError
 
 
 @dataclass(frozen=True, kw_only=True)

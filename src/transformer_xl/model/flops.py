@@ -9,9 +9,7 @@ from __future__ import annotations
 from transformer_xl.config import ModelConfig
 
 
-def forward_flops(
-    config: ModelConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int
-) -> int:
+def forward_flops(config: ModelConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int) -> int:
     """Count the operations of reading one segment in every lane, the loss included."""
     heads = config.n_head * config.d_head
     tokens = batch_size * segment_len

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.model.memory import Memory
 
 
@@ -39,6 +40,7 @@ class LanguageModel(nn.Module, ABC):
     """A model that reads a lane segment by segment and carries a memory from one to the next.
 
     Attributes:
+        config: what it was made from.
         vocab_size: V.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
@@ -46,6 +48,7 @@ class LanguageModel(nn.Module, ABC):
         vocabulary: set by `load_model` where the source has one.
     """
 
+    config: ModelConfig
     vocab_size: int
     mem_len: int
     clamp_len: int | None
@@ -80,6 +83,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Give losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
+
+    @abstractmethod
+    def step_flops(self, *, batch_size: int, segment_len: int) -> int:
+        """Count the useful operations of a training step over one segment in every lane."""
 
     def log_probs(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> LogProbs:
         """Predict the token after each position; arguments as in `forward`."""

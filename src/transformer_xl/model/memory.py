@@ -64,7 +64,9 @@ def join_lanes(memories: Sequence[Memory]) -> Memory:
     )
 
 
-def next_memory(*, memory: Memory, context_LBSD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int) -> Memory:
+def next_memory(
+    *, memory: Memory, context_LBSD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
+) -> Memory:
     """Keep the newest layer inputs of memory and segment.
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.attention import ATTENTION
+from transformer_xl.model.flops import step_flops
 from transformer_xl.model.heads import TiedEmbedding
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes
 from transformer_xl.model.layers import TransformerXLLayer
@@ -92,9 +93,7 @@ class TransformerXL(LanguageModel):
             resets_BT=resets_BT,
         )
         hidden_BTD = self.dropout(self.embedding(tokens_BT))
-        distance_S = descending_distances(
-            keys=slots + segment_len, clamp_len=self.clamp_len, device=tokens_BT.device
-        )
+        distance_S = descending_distances(keys=slots + segment_len, clamp_len=self.clamp_len, device=tokens_BT.device)
         sinusoid_SD = self.dropout(sinusoids(distance_S, d_model=self.config.d_model, dtype=hidden_BTD.dtype))
         context_LBSD = []
         for index, layer in enumerate(self.layers):
@@ -108,9 +107,7 @@ class TransformerXL(LanguageModel):
                 visible_BTS=visible_BTS,
             )
             context_LBSD.append(context_BSD)
-        after = next_memory(
-            memory=memory, context_LBSD=context_LBSD, resets_BT=resets_BT, segment_len=segment_len
-        )
+        after = next_memory(memory=memory, context_LBSD=context_LBSD, resets_BT=resets_BT, segment_len=segment_len)
         return Hidden(self.dropout(hidden_BTD), after)
 
     def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
@@ -120,3 +117,13 @@ class TransformerXL(LanguageModel):
     def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Give losses (B, T) in nats."""
         return self.embedding.nll(hidden_BTD, targets_BT)
+
+    def step_flops(self, *, batch_size: int, segment_len: int) -> int:
+        """Count the useful operations of a training step; see `flops.py`."""
+        return step_flops(
+            self.config,
+            vocab_size=self.vocab_size,
+            batch_size=batch_size,
+            segment_len=segment_len,
+            mem_len=self.mem_len,
+        )

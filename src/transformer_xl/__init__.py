@@ -1,0 +1,20 @@
+"""Transformer-XL: language models with recurrent memory, on PyTorch Lightning, Hydra and Weights & Biases."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer_xl.interop.native import load_model, save_model
+
+__all__ = ["load_model", "save_model"]
+
+_HOMES = {"load_model": "transformer_xl.interop.native", "save_model": "transformer_xl.interop.native"}
+
+
+def __getattr__(name: str) -> Any:
+    # only what is used is imported: torch takes a second, which `--help` need not wait for
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

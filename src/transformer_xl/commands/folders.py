@@ -1,0 +1,109 @@
+"""The folders of runs and sweeps: named, claimed so that no two runs share one, and given back when left empty."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from transformer_xl.commands import literals
+from transformer_xl.errors import UserError
+
+_MAX_NAME_BYTES = 100
+_UNFIT = re.compile(r"[\x00-\x1f\x7f/$\ud800-\udfff]")
+
+_created: dict[Path, list[Path]] = {}
+"""Folders that this process claimed, each with those of its parents that it had to make, the deepest first."""
+
+
+def register_resolvers() -> None:
+    """Make known the resolvers of `conf/`; from here on each gives the same folder for the same arguments.
+
+    `${run_folder:ROOT,NAME,MODEL,DATA}` and `${sweep_folder:ROOT}`.
+    """
+    _created.clear()
+    for name, resolver in {"run_folder": run_folder, "sweep_folder": sweep_folder}.items():
+        resolver.cache_clear()
+        OmegaConf.register_new_resolver(name, resolver, use_cache=True, replace=True)
+    literals.register_resolver()
+
+
+@functools.cache
+def run_folder(root: str, name: str | None, model: str, data: str) -> str:
+    """Claim the folder of a run: by its name, or by the time, the model and the data.
+
+    Raises:
+        UserError: the name is empty, or its folder holds a run already.
+        OSError: the folder cannot be made.
+    """
+    if name is None:
+        return str(_claim(Path(root), f"{_now()}-{slug(str(model))}-{slug(str(data))}"))
+    if not str(name):
+        raise UserError("name is empty, and must hold at least one character, or be left out")
+    folder = Path(root, slug(str(name)))
+    if (folder / "config.yaml").exists() or (folder / "checkpoints").exists():
+        raise UserError(
+            f"name={name} stands for the folder {folder}, which holds a run already; "
+            f"go on with that run by resume={folder}, or choose another name"
+        )
+    if not folder.exists():
+        _make(folder)
+    return str(folder)
+
+
+@functools.cache
+def sweep_folder(root: str) -> str:
+    """Claim the folder of a sweep, whose jobs have theirs inside.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    return str(_claim(Path(root), f"sweep-{_now()}"))
+
+
+def slug(name: str) -> str:
+    """Turn a name into one file name: no separators, control characters, `$`, leading dots; at most 100 bytes."""
+    fit = _UNFIT.sub("_", name)
+    fit = re.sub(r"^\.+", lambda dots: "_" * len(dots[0]), fit)
+    return fit.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _claim(root: Path, name: str) -> Path:
+    for count in itertools.count(1):
+        folder = root / (name if count == 1 else f"{name}-{count}")
+        try:
+            _make(folder)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("itertools.count ends")
+
+
+def _make(folder: Path) -> None:
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
+    folder.mkdir(parents=True)
+    _created[folder.absolute()] = missing
+
+
+def discard_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing was written, and those that had to be made for it."""
+    folder = folder.absolute()
+    for path in (folder, *_created.pop(folder, [])):
+        try:
+            path.rmdir()
+        except OSError:
+            return
+
+
+def discard_claimed() -> None:
+    """Remove all folders that this process claimed and wrote nothing into."""
+    for folder in list(_created):
+        discard_if_empty(folder)

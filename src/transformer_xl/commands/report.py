@@ -1,0 +1,149 @@
+"""What a person reads after the last step: scores, what memory gave, a sample, a picture, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from transformer_xl.commands.screen import shown
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.lanes import Dataset
+from transformer_xl.inference.baselines import compressed_bits, unigram_loss
+from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.scores import Score, in_unit
+from transformer_xl.training import names
+
+_COMPRESSED_TOKENS = 20_000_000
+_SMOOTHED_SHARE = 0.02
+
+
+class Row(NamedTuple):
+    """A line of the final table."""
+
+    label: str
+    score: Score
+    lengths: EvalConfig | None
+
+
+def memory_rows(
+    model: LanguageModel,
+    data: Dataset,
+    *,
+    lengths: EvalConfig,
+    max_tokens: int,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> list[Row]:
+    """Score the beginning of the test split with no memory, the run's own, and four times as much."""
+    source = data.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
+    rows: list[Row] = []
+    for factor in (0, 1, 4):
+        changed = replace(lengths, mem_len=lengths.mem_len * factor)
+        if changed.mem_len == 0 and (changed.same_length or rows):
+            continue
+        score = evaluate(model, source, lengths=changed, max_tokens=max_tokens, autocast=autocast)
+        rows.append(Row(f"test's beginning, memory {changed.mem_len}", score, changed))
+    return rows
+
+
+def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
+    """Print the scores, a unigram model below them, and compressors as a footnote."""
+    unit = data.vocabulary.unit
+    table = Table(title=f"{data.name}: loss in nats and {unit}")
+    for column in ("", "loss", unit, "segment / memory", "predictions"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        lengths = "" if row.lengths is None else f"{row.lengths.segment_len} / {row.lengths.mem_len}"
+        value = in_unit(row.score.loss, unit)
+        table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
+    console.print(table)
+    memory = [row for row in rows if "memory" in row.label]
+    if len(memory) > 1:
+        gain = memory[0].score.loss - memory[1].score.loss
+        console.print(f"Memory gave {gain:.4f} nats a token: the same weights read without it, and with it.")
+
+
+def unigram_row(data: Dataset, tokens: int) -> Row:
+    """Score the test split by training's token frequencies."""
+    return Row("unigram model", Score(unigram_loss(data), tokens), None)
+
+
+def print_compressors(console: Console, data: Dataset) -> None:
+    """Say what gzip and xz make of the test text, and why that is no score."""
+    if data.vocabulary.kind == "symbol":
+        return
+    bits, tokens = compressed_bits(data, max_tokens=_COMPRESSED_TOKENS)
+    unit = data.vocabulary.unit
+    figures = ", ".join(f"{name} {in_unit(value * math.log(2), unit):.3f}" for name, value in bits.items())
+    console.print(
+        f"Footnote: {figures} {unit} on the first {tokens:,} tokens of the test text, which they saw themselves.",
+        highlight=False,
+    )
+
+
+def draw_losses(folder: Path, unit: str) -> Path:
+    """Draw training and validation loss against the step into `loss.png`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    train, val = _losses(folder / "metrics.jsonl")
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    values = [in_unit(loss, unit) for _, loss in train]
+    steps = [step for step, _ in train]
+    axes.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(steps, _smoothed(values), color="tab:blue", label="training (smoothed)")
+    axes.plot(
+        [s for s, _ in val], [in_unit(loss, unit) for _, loss in val], "o-", color="tab:orange", label="validation"
+    )
+    if values:
+        tail = [*values[len(values) // 20 :], *(in_unit(loss, unit) for _, loss in val)]
+        axes.set_ylim(min(tail) * 0.97, max(tail) * 1.03)
+    axes.set(xlabel="optimizer step", ylabel=unit)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = folder / "loss.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _losses(path: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    train, val = [], []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            entry = json.loads(line)
+            if entry["value"] is None:
+                continue
+            if entry["name"] == names.TRAIN_LOSS:
+                train.append((entry["step"], entry["value"]))
+            elif entry["name"] == f"{names.VALIDATION}/{names.LOSS}":
+                val.append((entry["step"], entry["value"]))
+    return train, val
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    keep = 1 - 1 / max(1.0, len(values) * _SMOOTHED_SHARE)
+    smoothed, average = [], values[0] if values else 0.0
+    for value in values:
+        average = keep * average + (1 - keep) * value
+        smoothed.append(average)
+    return smoothed
+
+
+def next_commands(folder: Path, monitor: str) -> list[str]:
+    """Give three commands that a person would type next."""
+    where = shlex.quote(shown(folder))
+    load = f"import transformer_xl as txl; model = txl.load_model({shown(folder)!r}); print(model)"
+    watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
+    return [f"python -c {shlex.quote(load)}", watch, "python train.py -m model.mem_len=0,64,128"]

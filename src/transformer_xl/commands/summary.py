@@ -1,0 +1,49 @@
+"""`summary.json`: how a run ended, and its figures with the settings that they were measured at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.scores import Score, in_unit
+
+_PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb", "torchmetrics")
+
+
+def metric(score: Score, *, unit: str, split: str, checkpoint: str, lengths: EvalConfig) -> dict[str, Any]:
+    """Put a score beside everything that it depends on."""
+    return {
+        "loss": score.loss,
+        unit: in_unit(score.loss, unit),
+        "tokens": score.tokens,
+        "split": split,
+        "checkpoint": checkpoint,
+        **dataclasses.asdict(lengths),
+    }
+
+
+@dataclasses.dataclass(kw_only=True)
+class Summary:
+    """What `summary.json` says; filled as the run goes."""
+
+    command: list[str]
+    status: str = "failed"
+    exit_code: int = 1
+    objective: float | None = None
+    step: int = 0
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data_checksum: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write `summary.json` to the run folder, whole or not at all."""
+        versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+        content = {**dataclasses.asdict(self), "versions": versions}
+        temporary = folder / "summary.json.tmp"
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / "summary.json")

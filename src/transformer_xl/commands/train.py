@@ -1,0 +1,41 @@
+"""`train.py`: compose, build in order, train, report, and give the best validation loss back to Hydra."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+
+from omegaconf import DictConfig
+
+from transformer_xl.commands import command_line
+from transformer_xl.commands.command_line import RunContext
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(command_line.run("train", train))
+
+
+def train(composed: DictConfig, context: RunContext) -> float | None:
+    """Train one run, or go on with one.
+
+    Args:
+        composed: what Hydra made of the command line.
+        context: the run folder and the command.
+
+    Returns:
+        The objective: the best validation loss in nats, the last training loss where nothing validates.
+    """
+    _quiet_libraries()
+    from transformer_xl.commands.training_run import TrainingRun
+
+    return TrainingRun(composed, context).run()
+
+
+def _quiet_libraries() -> None:
+    """Keep what Lightning says to developers off the screen of a person who trains."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,19 @@
+"""How a run ends when it does not simply finish."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake of the user's: its text is one sentence that names the setting, its value, and what would be right."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and did so in order
+    """The run was asked to stop, has saved its checkpoint, and can be resumed.
+
+    Attributes:
+        exit_code: of the process.
+    """
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

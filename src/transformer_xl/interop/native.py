@@ -1,0 +1,149 @@
+"""Our own formats: run folders, checkpoints, and folders of `config.json` and `model.safetensors`. No pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig, parse
+from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
+from transformer_xl.errors import UserError
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.registry import make_model
+
+CHECKPOINT_FORMAT = 1
+_FORMAT = "transformer_xl"
+_FORMAT_VERSION = 1
+MODEL_PREFIX = "model."
+
+
+def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"] = "best") -> LanguageModel:
+    """Load a model in evaluation mode, on the CPU.
+
+    Args:
+        path: a run folder, a `.ckpt` file, or a folder written by `save_model`.
+        checkpoint: which of a run folder's: `best` falls back to `last` where there is none.
+
+    Returns:
+        The model; its `vocabulary` is set where the source has one.
+
+    Raises:
+        UserError: nothing loadable is there.
+    """
+    source = Path(path).expanduser()
+    if source.is_file():
+        return _from_checkpoint(source)
+    if (source / "model.safetensors").is_file():
+        return _from_folder(source)
+    names = ["best", "last"] if checkpoint == "best" else [checkpoint]
+    for name in names:
+        file = source / "checkpoints" / f"{name}.ckpt"
+        if file.is_file():
+            return _from_checkpoint(file)
+    raise UserError(
+        f"{source} is not a model: it must be a run folder with checkpoints/last.ckpt, a .ckpt file, or a folder with "
+        "config.json and model.safetensors"
+    )
+
+
+def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
+    """Write `config.json`, `model.safetensors` and, where the model has one, `vocabulary.json`."""
+    target = Path(folder).expanduser()
+    target.mkdir(parents=True, exist_ok=True)
+    description = {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "vocab_size": model.vocab_size,
+        "model": dataclasses.asdict(model.config),
+    }
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    temporary = target / "model.safetensors.tmp"
+    safetensors.torch.save_file(weights, temporary)
+    os.replace(temporary, target / "model.safetensors")
+    if model.vocabulary is not None:
+        model.vocabulary.save(target / "vocabulary.json")
+    temporary = target / "config.json.tmp"
+    temporary.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, target / "config.json")
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's plain containers and tensors; nothing in it can run code.
+
+    Raises:
+        UserError: it is not a checkpoint of ours, or damaged, or of a newer format.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a readable checkpoint, or is damaged: {_first_line(error)}") from error
+    if not isinstance(checkpoint, dict) or "format_version" not in checkpoint:
+        raise UserError(f"{path} is not a checkpoint of this program: it has no format_version")
+    if checkpoint["format_version"] != CHECKPOINT_FORMAT:
+        raise UserError(
+            f"{path} has checkpoint format {checkpoint['format_version']}, and this version reads {CHECKPOINT_FORMAT}"
+        )
+    return checkpoint
+
+
+def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Give the network's weights from a checkpoint, under the network's own names."""
+    return {
+        name.removeprefix(MODEL_PREFIX): tensor
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith(MODEL_PREFIX)
+    }
+
+
+def _from_checkpoint(path: Path) -> LanguageModel:
+    checkpoint = read_checkpoint(path)
+    vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
+    config = parse(ModelConfig, checkpoint["config"]["model"], "model")
+    model = _with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
+    model.vocabulary = vocabulary
+    return model
+
+
+def _from_folder(folder: Path) -> LanguageModel:
+    try:
+        description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+    except (json.JSONDecodeError, UnicodeDecodeError, safetensors.SafetensorError) as error:
+        raise UserError(f"{folder} holds a damaged model: {_first_line(error)}") from error
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        raise UserError(f"{folder / 'config.json'} does not describe a model of this program")
+    if description.get("format_version") != _FORMAT_VERSION:
+        raise UserError(
+            f"{folder} has model format {description.get('format_version')}, and this version reads {_FORMAT_VERSION}"
+        )
+    config = parse(ModelConfig, description.get("model"), "model")
+    model = _with_weights(folder, config, vocab_size=int(description["vocab_size"]), weights=weights)
+    if (folder / "vocabulary.json").is_file():
+        model.vocabulary = load_vocabulary(folder / "vocabulary.json")
+    return model
+
+
+def _with_weights(
+    source: Path, config: ModelConfig, *, vocab_size: int, weights: Mapping[str, Tensor]
+) -> LanguageModel:
+    with torch.device("meta"):
+        model = make_model(config, vocab_size=vocab_size)
+    try:
+        model.load_state_dict(dict(weights), assign=True)
+    except RuntimeError as error:
+        raise UserError(f"the weights of {source} do not fit its configuration: {_first_line(error)}") from error
+    return model.eval()
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

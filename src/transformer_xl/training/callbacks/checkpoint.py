@@ -1,0 +1,150 @@
+"""When checkpoints are written, and what ends a run early: only whole optimizer steps, never inside a handler."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from transformer_xl.data.stream import Batch
+from transformer_xl.errors import Stopped
+from transformer_xl.training import names
+from transformer_xl.training.callbacks.recorder import Recorder
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+
+
+class Checkpoints(Callback):
+    """Writes `last.ckpt` at intervals, after validations, at a stop and at the end; `best.ckpt` at the best validation.
+
+    A checkpoint due at a step that also validates is written after the validation, so that it holds its outcome.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        recorder: Recorder,
+        every_n_steps: int,
+        validate_every_n_steps: int | None,
+        max_steps: int,
+        enabled: bool,
+    ) -> None:
+        """Take the intervals, in optimizer steps.
+
+        Args:
+            folder: where the checkpoints lie.
+            recorder: flushed before a checkpoint is renamed into place.
+            every_n_steps: between two `last.ckpt`.
+            validate_every_n_steps: None: no validation.
+            max_steps: the last step, which always validates and saves.
+            enabled: whether to write checkpoints at all; stops are obeyed all the same.
+        """
+        self.best_score = math.inf
+        self._folder = folder
+        self._recorder = recorder
+        self._every = every_n_steps
+        self._validate_every = validate_every_n_steps
+        self._max_steps = max_steps
+        self._enabled = enabled
+        self._saved_step: int | None = None
+        self._signal: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Take over the signals that stop a run."""
+        for number in EXIT_CODES:
+            self._previous[number] = signal.signal(number, self._remember)
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None and number == signal.SIGINT:
+            os._exit(EXIT_CODES[signal.SIGINT])
+        self._signal = self._signal or signal.Signals(number)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Save if a checkpoint is due at this step and no validation is."""
+        if batch.micro + 1 < trainer.accumulate_grad_batches:
+            return
+        if batch.step == self._max_steps:
+            trainer.should_stop = True  # makes Lightning validate at the last step, whatever the interval
+        if not self._validation_is_due(batch.step):
+            self._finish_step(trainer, batch.step, is_due=batch.step % self._every == 0)
+
+    def _validation_is_due(self, step: int) -> bool:
+        if self._validate_every is None:
+            return False
+        return step % self._validate_every == 0 or step == self._max_steps
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Save after each validation of a run."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        score = pl_module.scores[names.VALIDATION].loss
+        is_best = score < self.best_score
+        if is_best:
+            self.best_score = score
+        self._finish_step(trainer, trainer.global_step, is_due=True, is_best=is_best)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Save the last step if nothing has yet."""
+        if self._saved_step != trainer.global_step:
+            self._save(trainer, trainer.global_step, is_best=False)
+
+    def _finish_step(self, trainer: Trainer, step: int, *, is_due: bool, is_best: bool = False) -> None:
+        stop = self._agreed_signal(trainer)
+        if is_due or stop is not None:
+            self._save(trainer, step, is_best=is_best)
+        if stop is not None:
+            raise Stopped(
+                f"stopped at step {step} by {stop.name}; go on with: python train.py resume={self._folder.parent}",
+                exit_code=EXIT_CODES[stop],
+            )
+
+    def _agreed_signal(self, trainer: Trainer) -> signal.Signals | None:
+        if trainer.world_size == 1:
+            return self._signal
+        number = torch.tensor(int(self._signal or 0), device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+        return signal.Signals(int(number)) if int(number) else None
+
+    def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
+        self._recorder.flush(trainer)
+        self._saved_step = step
+        if not self._enabled:
+            return
+        last = self._folder / "last.ckpt"
+        trainer.save_checkpoint(last)
+        if is_best and trainer.is_global_zero:
+            _link(last, self._folder / "best.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the best validation loss so far."""
+        return {"best_score": self.best_score}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Undo `state_dict`."""
+        self.best_score = state_dict["best_score"]
+
+
+def _link(source: Path, target: Path) -> None:
+    temporary = target.with_suffix(".ckpt.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)

@@ -1,0 +1,151 @@
+"""Weights & Biases: online where it can be, else offline, never blocking a run."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+
+from transformer_xl.config import WandbConfig
+
+
+class Monitor(NamedTuple):
+    """A logger whose run is open, and the line that says where to look at it."""
+
+    logger: WandbLogger
+    where: str
+
+
+def open_wandb(
+    config: WandbConfig,
+    *,
+    folder: Path,
+    name: str,
+    run_id: str,
+    settings: dict[str, Any],
+) -> Monitor:
+    """Open this run's one W&B run, with `settings` as its nested configuration.
+
+    Args:
+        config: project, mode and so on.
+        folder: the run folder; W&B's files go below it.
+        name: of the run.
+        run_id: W&B's id; the same id continues a run.
+        settings: plain nested containers.
+    """
+    deadline = time.monotonic() + config.timeout_seconds
+    mode, reason = _mode(config)
+    if mode == "online":
+        problem = _unreachable(timeout=config.timeout_seconds / 2)
+        if problem is None:
+            try:
+                logger = _open(config, "online", folder, name, run_id, settings, timeout=deadline - time.monotonic())
+                return Monitor(logger, f"W&B: {logger.experiment.url}")
+            except wandb.errors.Error as error:
+                problem = str(error).splitlines()[0]
+                wandb.teardown()
+        mode, reason = "offline", problem
+    logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
+    if mode == "disabled":
+        return Monitor(logger, "W&B: disabled")
+    run_folder = Path(logger.experiment.dir).parent
+    return Monitor(logger, f"W&B: offline ({reason}); upload with: wandb sync {_relative(run_folder)}")
+
+
+def _open(
+    config: WandbConfig,
+    mode: str,
+    folder: Path,
+    name: str,
+    run_id: str,
+    settings: dict[str, Any],
+    *,
+    timeout: float,
+) -> WandbLogger:
+    logger = WandbLogger(
+        name=name,
+        save_dir=folder,
+        id=run_id,
+        project=config.project,
+        entity=config.entity,
+        group=config.group,
+        tags=config.tags,
+        config=settings,
+        mode=mode,
+        settings=wandb.Settings(
+            silent=True, console="off", init_timeout=max(1.0, timeout), disable_git=True, x_disable_meta=True
+        ),
+    )
+    _ = logger.experiment  # opens the run
+    return logger
+
+
+def _mode(config: WandbConfig) -> tuple[str, str]:
+    chosen = os.environ.get("WANDB_MODE")
+    if chosen:
+        return {"dryrun": "offline", "run": "online"}.get(chosen, chosen), f"WANDB_MODE={chosen}"
+    if config.mode != "auto":
+        return config.mode, f"logger.mode={config.mode}"
+    return ("online", "") if _has_key() else ("offline", "not logged in: see `wandb login`")
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    try:
+        return netrc.netrc(path).authenticators(urlsplit(_base_url()).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _base_url() -> str:
+    return str(wandb.setup().settings.base_url)
+
+
+def _unreachable(*, timeout: float) -> str | None:
+    url = _base_url()
+    try:
+        urllib.request.urlopen(url, timeout=timeout).close()
+    except urllib.error.HTTPError:
+        return None  # it answered
+    except (OSError, ValueError):
+        return f"{url} did not answer within {timeout:g} s"
+    return None
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def log_text(loggers: list[Any], *, key: str, step: int, text: str, axis: str) -> None:
+    """Log a text to those loggers that take one."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            table = wandb.Table(columns=["step", "text"], data=[[step, text]])
+            logger.experiment.log({key: table, axis: step})
+
+
+def log_picture(loggers: list[Any], *, key: str, step: int, path: Path, axis: str) -> None:
+    """Log a picture to those loggers that take one."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.log({key: wandb.Image(str(path)), axis: step})
+
+
+def finish(exit_code: int) -> None:
+    """End the open W&B run, if any, so that a failed job is shown as failed."""
+    if wandb.run is not None:
+        wandb.finish(exit_code=exit_code)

@@ -1,0 +1,201 @@
+"""The LightningModule: one memory a stage, carried from segment to segment as truncated back-propagation does.
+
+Letters: B lanes, T tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.stream import Batch
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.memory import Memory, join_lanes
+from transformer_xl.scores import Score
+from transformer_xl.training import names
+from transformer_xl.training.metrics import TokenLoss
+from transformer_xl.training.schedule import Schedule
+
+
+class LanguageModule(LightningModule):
+    """Trains and evaluates a `LanguageModel`; memories are reset by the batches' `resets_BT` alone.
+
+    Attributes:
+        model: the network, which knows nothing of Lightning.
+        gradient_norm: of the last optimizer step before clipping, on the device; None where it counted nothing.
+        scores: the last `Score` of each evaluation stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LanguageModel,
+        make_optimizer: Callable[[], torch.optim.Optimizer],
+        schedule: Schedule,
+        eval_config: EvalConfig,
+        seed: int,
+        identity: dict[str, Any],
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            model: the network.
+            make_optimizer: called once the parameters are on their device.
+            schedule: learning rate by optimizer step.
+            eval_config: how validation and test read.
+            seed: of dropout.
+            identity: plain containers that stand in every checkpoint beside the state: format version,
+                configuration, vocabulary.
+        """
+        super().__init__()
+        self.model = model
+        self.val_metric = TokenLoss()
+        self.test_metric = TokenLoss()
+        self.scores: dict[str, Score] = {}
+        self.gradient_norm: Tensor | None = None
+        self.identity = identity
+        self.schedule = schedule
+        self._make_optimizer = make_optimizer
+        self._eval_config = eval_config
+        self._seed = seed
+        self._train_memory: dict[int, Memory] = {}
+        self._loaded_memory: Memory | None = None
+        self._eval_memory: Memory | None = None
+        self._counted = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Make the optimizer; the learning rate is set at each step, from the step alone."""
+        return self._make_optimizer()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the step's learning rate, and seed dropout so that no random state need be saved."""
+        self._counted = batch.counted
+        if batch.micro == 0:
+            lr = self.schedule.lr(batch.step)
+            for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
+                group["lr"] = lr
+        torch.manual_seed(dropout_seed(self._seed, step=batch.step, rank=self.global_rank, micro=batch.micro))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Read one segment of one chunk of lanes and give its share of the step's loss.
+
+        The share is scaled so that after DDP's mean over processes and Lightning's division by the number of
+        micro-batches the gradient is that of the mean over all tokens of the step.
+        """
+        memory = self._train_memory.get(batch.chunk)
+        if memory is None:
+            memory = self._starting_memory(batch)
+        nll, memory = self.model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
+        self._train_memory[batch.chunk] = memory
+        nll_sum = nll.sum()
+        scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
+        return {"loss": nll_sum * scale, "nll_sum": nll_sum.detach()}
+
+    def _starting_memory(self, batch: Batch) -> Memory:
+        if self._loaded_memory is None:
+            return self.model.empty_memory(batch_size=len(batch.tokens_BT))
+        lanes = self.trainer.datamodule.train_chunks[batch.chunk]  # type: ignore[attr-defined]
+        return self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Measure the gradient's norm and clip; drop the gradients of a step that counted nothing."""
+        if self._counted == 0:
+            optimizer.zero_grad(set_to_none=True)
+            self.gradient_norm = None
+            return
+        parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        if gradient_clip_val is not None and gradient_clip_algorithm != "value":
+            self.gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+            return
+        self.gradient_norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in parameters if parameter.grad is not None]
+        )
+        if gradient_clip_val is not None:
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last evaluation's memory."""
+        self._start_evaluation(self.val_metric)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Read one segment of the validation split."""
+        self._evaluation_step(batch, self.val_metric)
+
+    def on_validation_epoch_end(self) -> None:
+        """Compute the validation loss over all processes, and tell the schedule."""
+        score = self._end_evaluation(names.VALIDATION, self.val_metric)
+        if not self.trainer.sanity_checking and self.trainer.state.fn == "fit":
+            self.schedule.validated(score.loss)
+
+    def on_test_epoch_start(self) -> None:
+        """Forget the last evaluation's memory."""
+        self._start_evaluation(self.test_metric)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Read one segment of the test split."""
+        self._evaluation_step(batch, self.test_metric)
+
+    def on_test_epoch_end(self) -> None:
+        """Compute the test loss over all processes."""
+        self._end_evaluation(names.TEST, self.test_metric)
+
+    def _start_evaluation(self, metric: TokenLoss) -> None:
+        metric.reset()
+        self._eval_memory = None
+
+    def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> None:
+        lengths = self._eval_config
+        model = self.model.with_context(clamp_len=lengths.clamp_len, same_length=lengths.same_length)
+        memory = self._eval_memory
+        if memory is None:
+            memory = model.empty_memory(batch_size=len(batch.tokens_BT), mem_len=lengths.mem_len)
+        nll, self._eval_memory = model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
+        metric.update(nll, batch.targets_BT)
+
+    def _end_evaluation(self, stage: str, metric: TokenLoss) -> Score:
+        score = metric.score()
+        self.scores[stage] = score
+        self._eval_memory = None
+        # for callbacks that monitor it; the recorder takes the exact value from `scores`
+        self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=self.trainer.world_size > 1)
+        return score
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add every lane's memory in global order, the schedule's state, and who this is."""
+        checkpoint["schedule"] = self.schedule.state_dict()
+        checkpoint["train_memory"] = self._gathered_memory()
+        checkpoint.update(self.identity)
+
+    def _gathered_memory(self) -> dict[str, Any] | None:
+        if not self._train_memory:
+            return None
+        local = join_lanes([self._train_memory[chunk] for chunk in sorted(self._train_memory)])
+        if self.trainer.world_size == 1:
+            return local.state_dict()
+        states: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(states, local.to("cpu").state_dict())
+        return join_lanes([Memory.from_state_dict(state) for state in states]).state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the memory of all lanes until the first batches say which of them are ours."""
+        self.schedule.load_state_dict(checkpoint["schedule"])
+        state = checkpoint["train_memory"]
+        self._loaded_memory = Memory.from_state_dict(state) if state is not None else None
+        self._train_memory = {}
+
+
+def dropout_seed(seed: int, *, step: int, rank: int, micro: int) -> int:
+    """Derive a generator's seed from (seed, step, rank, micro-batch)."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}/{micro}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.commands import sweep
+
+
+def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> None:
+    done = project.run("-m", "act=null,bug,no_objective", "name=a,${b}")
+    assert done.returncode == 1
+    assert "a bug of ours" in done.stderr
+    assert "Error executing job" not in done.stderr
+    records = [json.loads(path.read_text()) for path in sorted(project.cwd.glob("outputs/sweep-*/*/job.json"))]
+    assert [record["exit_code"] for record in records] == [0, 1, 0]
+    assert [record["objective"] for record in records] == [3.5, None, None]
+    assert len({record["folder"] for record in records}) == 3
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["job", "overrides", "objective", "status", "folder"]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2"]
+    assert all("name=a,${b}" in row for row in rows)
+    assert [" 3.5 " in row for row in rows] == [True, False, False]
+    assert ["finished" in row for row in rows] == [True, False, True]
+    assert "exit status 1" in rows[1]
+    assert all(
+        str(Path(record["folder"]).relative_to(project.cwd)) in row for record, row in zip(records, rows, strict=True)
+    )
+
+
+def test_a_sweep_that_succeeds_returns_0_and_gives_each_job_its_settings(project: Any) -> None:
+    done = project.run("-m", "model=small,large", "+model.list=[1,'a,b']", "hydra.sweep.dir='out=x y'")
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads((project.cwd / "out=x y" / job / "seen.json").read_text()) for job in "01"]
+    assert [one["config"]["model"]["d_model"] for one in seen] == [16, 64]
+    assert [one["config"]["model"]["list"] for one in seen] == [[1, "a,b"]] * 2
+    assert [one["folder"] for one in seen] == [str(project.cwd / "out=x y" / job) for job in "01"]
+    assert not (project.cwd / "outputs").exists()
+
+
+def test_records_of_an_earlier_sweep_in_the_folder_do_not_count(project: Any) -> None:
+    assert project.run("-m", "act=bug", "hydra.sweep.dir=out", "hydra.sweep.subdir=first").returncode == 1
+    done = project.run("-m", "seed=1", "hydra.sweep.dir=out")
+    assert done.returncode == 0
+    assert "bug" not in done.stdout
+
+
+def test_a_job_that_was_interrupted_ends_the_sweep(project: Any) -> None:
+    done = project.run("-m", "act=interrupt,null")
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert len(list(project.cwd.glob("outputs/sweep-*/*/job.json"))) == 1
+    assert "exit status 130" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        project.command("-m", "act=wait", "seed=1,2"), cwd=project.cwd, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not list(project.cwd.rglob("ready")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    (received,) = project.cwd.rglob("signals.json")
+    assert json.loads(received.read_text()) == [number]
+    assert f"exit status {128 + number}" in output
+
+
+def test_lightnings_processes_in_a_job_read_the_jobs_arguments_alike(project: Any) -> None:
+    done = project.run("-m", "act=ddp", "name=a,'${b}'")
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(next(project.cwd.rglob(name)).read_text()) for name in ("seen.json", "seen-1.json"))
+    assert first["config"] == second["config"]
+    assert first["config"]["name"] == "a,'${b}'"
+    assert first["folder"] == second["folder"]
+
+
+def test_a_job_can_be_started_from_another_process() -> None:
+    command = sweep.JobCommand.of_this_process(("--config-name=train",))
+    assert pickle.loads(pickle.dumps(command)) == command
+    assert pickle.loads(pickle.dumps(sweep.SweepEnded(130))).exit_code == 130
+
+
+def test_the_objective_is_a_finite_number_or_none(tmp_path: Path) -> None:
+    for text, objective in {
+        '{"objective": 2}': 2.0,
+        '{"objective": null}': None,
+        '{"objective": NaN}': None,
+        '{"objective": "x"}': None,
+        "{}": None,
+        "{": None,
+    }.items():
+        (tmp_path / "summary.json").write_text(text)
+        assert sweep._read_objective(tmp_path) == objective
+    assert sweep._read_objective(tmp_path / "nowhere") is None

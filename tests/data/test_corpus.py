@@ -1,0 +1,366 @@
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from transformer_xl.config import StdlibConfig, TextConfig, UserError, Wikitext103Config
+from transformer_xl.data import cache, corpus, encoding
+from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data.lanes import CorpusLanes
+from transformer_xl.data.sources import Piece
+
+TextConfigs = Callable[..., TextConfig]
+TEXT = "".join(f"line {number} of the text, \u00e9\n" for number in range(100))
+
+
+@pytest.fixture
+def config(tmp_path: Path, text_config: TextConfigs) -> TextConfig:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    return text_config(tmp_path / "a.txt")
+
+
+def opened(config: TextConfig | StdlibConfig | Wikitext103Config) -> tuple[Corpus, list[str]]:
+    lines: list[str] = []
+    return open_corpus(config, announce=lines.append), lines
+
+
+def states(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_the_splits_are_the_text(tokenizer: Literal["byte", "char"], config: TextConfig) -> None:
+    found, lines = opened(dataclasses.replace(config, tokenizer=tokenizer))
+    assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == TEXT
+    assert found.counts() == {split: len(tokens) for split, tokens in found.splits.items()}
+    assert len(lines) == 2
+    assert f"{sum(found.counts().values()):,} tokens" in lines[1]
+    assert found.name == "text"
+    assert all(not tokens.flags.writeable for tokens in found.splits.values())
+    assert found.splits["train"].dtype == np.uint8
+
+
+def test_a_ready_cache_is_opened_and_not_touched(config: TextConfig) -> None:
+    first, _ = opened(config)
+    before = states(first.folder)
+    second, lines = opened(config)
+    assert lines == []
+    assert states(second.folder) == before
+    assert second.fingerprint == first.fingerprint
+    assert sorted(before) == ["corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json"]
+    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
+
+
+def test_the_sidecar_says_what_the_files_are(config: TextConfig, tmp_path: Path) -> None:
+    found, _ = opened(config)
+    sidecar = json.loads((found.folder / "corpus.json").read_text())
+    status, checksum = (tmp_path / "a.txt").stat(), hashlib.sha256(TEXT.encode()).hexdigest()
+    assert sidecar["sources"] == [
+        {"path": "a.txt", "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": checksum}
+    ]
+    assert sidecar["settings"]["tokenizer"] == "byte"
+    assert (sidecar["format"], sidecar["dtype"], sidecar["counts"]) == (1, "uint8", found.counts())
+    assert sidecar["vocabulary"] == {"kind": "byte", "size": 256, "hash": found.vocabulary.hash()}
+    listed = hashlib.sha256(f"{checksum}  a.txt\n".encode()).hexdigest()
+    assert found.fingerprint == (1, len(TEXT.encode()), listed)
+
+
+def test_a_changed_byte_is_seen(config: TextConfig, tmp_path: Path) -> None:
+    before, _ = opened(config)
+    (tmp_path / "a.txt").write_text(TEXT.replace("line 0", "LINE 0"), encoding="utf-8")
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    after, lines = opened(config)
+    assert len(lines) == 2
+    assert after.folder == before.folder
+    assert after.fingerprint.sha256 != before.fingerprint.sha256
+    assert bytes(after.splits["train"][:6].tolist()) == b"LINE 0"
+    assert bytes(before.splits["train"][:6].tolist()) == b"line 0", "what is mapped stays readable"
+    assert [path.name for path in after.folder.parent.iterdir()] == [after.folder.name]
+
+
+def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (tmp_path / "a.txt").rename(folder / "a.txt")
+    config = dataclasses.replace(config, path=str(folder))
+    changes: list[Callable[[], object]] = [
+        lambda: os.utime(folder / "a.txt", ns=(7, 7)),
+        lambda: (folder / "a.txt").write_text(TEXT * 2),
+        lambda: (folder / "b.txt").write_text("more\n"),
+        lambda: (folder / "b.txt").rename(folder / "c.txt"),
+    ]
+    opened(config)
+    for change in changes:
+        change()
+        assert [len(opened(config)[1]) for _ in range(2)] == [2, 0]
+
+
+def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
+    changed = [
+        config,
+        dataclasses.replace(config, tokenizer="char"),
+        dataclasses.replace(config, valid_fraction=0.2),
+        dataclasses.replace(config, test_fraction=0.2),
+    ]
+    folders = [opened(one)[0].folder for one in changed]
+    assert len(set(folders)) == 4
+    assert all(folder.name.startswith("text-") and len(folder.name) == len("text-") + 12 for folder in folders)
+    assert opened(dataclasses.replace(config, batch_size=1, segment_len=1))[1] == []
+
+
+def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(config)
+    monkeypatch.setattr(corpus, "FORMAT", 2)
+    monkeypatch.setattr(cache, "FORMAT", 2)
+    assert len(opened(config)[1]) == 2
+
+
+HOSTILE: list[Callable[[dict[str, object]], object]] = [
+    lambda sidecar: "",
+    lambda sidecar: [],
+    lambda sidecar: None,
+    lambda sidecar: {},
+    lambda sidecar: sidecar | {"counts": None},
+    lambda sidecar: sidecar | {"counts": {"train": 1, "valid": 1, "test": 1}},
+    lambda sidecar: sidecar | {"counts": {"train": -1, "valid": True, "test": 1e300}},
+    lambda sidecar: sidecar | {"counts": {"train": 10**30, "valid": 0, "test": 0}},
+    lambda sidecar: sidecar | {"dtype": "object"},
+    lambda sidecar: sidecar | {"sources": {"path": 1}},
+    lambda sidecar: sidecar | {"sources": [1]},
+    lambda sidecar: sidecar | {"vocabulary": {"hash": "0"}},
+    lambda sidecar: sidecar | {"fingerprint": {"files": 1, "bytes": "2", "sha256": 3}},
+    lambda sidecar: sidecar | {"unknown": []},
+    lambda sidecar: sidecar | {"settings": "x"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_sidecar_is_no_cache(number: int, config: TextConfig) -> None:
+    found, _ = opened(config)
+    sidecar = json.loads((found.folder / "corpus.json").read_text())
+    (found.folder / "corpus.json").write_text(json.dumps(HOSTILE[number](sidecar)))
+    assert [len(opened(config)[1]) for _ in range(2)] == [2, 0]
+
+
+@pytest.mark.parametrize("written", [b"", b"{", b"\xff\x00", b"[" * 100_000, b"\x80\x04cos\nsystem\n."])
+@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.json"])
+def test_broken_json_is_no_cache(written: bytes, name: str, config: TextConfig) -> None:
+    found, _ = opened(config)
+    (found.folder / name).write_bytes(written)
+    again, lines = opened(config)
+    assert len(lines) == 2
+    assert again.counts() == found.counts()
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.json", "train.bin", "valid.bin", "test.bin"])
+def test_a_missing_or_short_or_long_file_is_no_cache(name: str, config: TextConfig) -> None:
+    found, _ = opened(config)
+    path = found.folder / name
+    expected = path.read_bytes()
+    for damaged in (None, expected[:-2], expected + b"x"):
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        assert len(opened(config)[1]) == 2
+        assert path.read_bytes() == expected
+
+
+def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tmp_path: Path) -> None:
+    folder = opened(config)[0].folder
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/kept").touch()
+    puts: list[Callable[[], None]] = [
+        folder.touch,
+        folder.mkdir,
+        lambda: folder.symlink_to(tmp_path / "elsewhere"),
+    ]
+    for put in puts:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            path.unlink()
+        folder.rmdir()
+        put()
+        assert len(opened(config)[1]) == 2
+    assert (tmp_path / "elsewhere/kept").exists()
+
+
+BUILD = """
+import dataclasses, json, os, pathlib, sys, time
+from transformer_xl.config import TextConfig
+from transformer_xl.data import cache, corpus
+config = TextConfig(**json.loads(sys.argv[1]))
+"""
+
+
+def python(code: str, config: TextConfig) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", BUILD + code, json.dumps(dataclasses.asdict(config))]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(config, tokenizer="word")
+    (tmp_path / "a.txt").write_text(TEXT * 30)
+    code = """
+publish = corpus.publish
+def late(*arguments, **named):
+    pathlib.Path(config.path).with_name(f"built-{os.getpid()}").touch()
+    while len(list(pathlib.Path(config.path).parent.glob("built-*"))) < 3:
+        time.sleep(0.005)
+    publish(*arguments, **named)
+corpus.publish = late
+found = corpus.open_corpus(config, announce=lambda line: None)
+print(sum(int(tokens.sum()) for tokens in found.splits.values()), found.fingerprint)
+"""
+    builders = [python(code, config) for _ in range(3)]
+    results = [builder.communicate(timeout=60) for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0, 0], results
+    assert len({output for output, _ in results}) == 1
+    found, lines = opened(config)
+    assert lines == []
+    assert [path.name for path in found.folder.parent.iterdir()] == [found.folder.name]
+
+
+@pytest.mark.parametrize("at", ["write_json", "publish", "piece_sha256"])
+def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
+    code = f"corpus.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print)"
+    builder = python(code, config)
+    builder.communicate(timeout=60)
+    assert builder.returncode == -signal.SIGKILL
+    left = [path.name for path in Path(config.cache_dir).iterdir()]
+    assert len(left) == 1
+    assert left[0].startswith(".building-")
+    found, lines = opened(config)
+    assert len(lines) == 2
+    assert [path.name for path in found.folder.parent.iterdir()] == [found.folder.name]
+
+
+def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
+    folders = {name: Path(config.cache_dir) / f".building-text-0-{name}" for name in ("alive", "new", "dead")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    (folders["dead"] / "train.bin").touch()
+    os.utime(folders["dead"], (1, 1))
+    with (folders["alive"] / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(folders["alive"], (1, 1))
+        opened(config)
+        assert {name for name, folder in folders.items() if folder.exists()} == {"alive", "new"}
+
+
+def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
+    with pytest.raises(UserError, match="not UTF-8 at byte 80"):
+        opened(dataclasses.replace(config, tokenizer="char"))
+    assert list(Path(config.cache_dir).iterdir()) == []
+
+
+def test_a_source_that_changes_during_the_build_is_refused(
+    config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touching(piece: Piece) -> str:
+        os.utime(piece.path, (3, 3))
+        return "00"
+
+    monkeypatch.setattr(corpus, "piece_sha256", touching)
+    with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
+        opened(config)
+    assert list(Path(config.cache_dir).iterdir()) == []
+
+
+@pytest.mark.parametrize("cache_dir", ["/dev/null", "/dev/null/cache"])
+def test_a_cache_that_cannot_be_written_is_named(cache_dir: str, config: TextConfig) -> None:
+    with pytest.raises(UserError, match=rf"data\.cache_dir is '{cache_dir}', and must be a folder that can be written"):
+        opened(dataclasses.replace(config, cache_dir=cache_dir))
+
+
+def test_a_full_disk_is_named(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(corpus, "write_tokens", full)
+    with pytest.raises(UserError, match=r"data\.cache_dir is .*No space left on device"):
+        opened(config)
+    assert list(Path(config.cache_dir).iterdir()) == []
+
+
+def test_the_cache_may_lie_in_the_home_folder(
+    config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert opened(dataclasses.replace(config, cache_dir="~/c"))[0].folder.parent == tmp_path / "home/c"
+
+
+def test_a_cache_inside_the_text_folder_changes_nothing(config: TextConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text(TEXT)
+    inside = dataclasses.replace(config, path=str(folder), cache_dir=str(folder / "cache"))
+    assert [len(opened(inside)[1]) for _ in range(2)] == [2, 0]
+
+
+def test_unknown_words_are_counted_and_announced(tmp_path: Path, wikitext_config: Wikitext103Config) -> None:
+    folder = tmp_path / "wt103"
+    folder.mkdir()
+    (folder / "wiki.train.tokens").write_text(" \n = A = \n the cat <unk> the\n")
+    (folder / "wiki.valid.tokens").write_text(" the dog <unk>\n")
+    (folder / "wiki.test.tokens").write_text(" a\n b\n the\n")
+    found, lines = opened(wikitext_config)
+    assert found.unknown == opened(wikitext_config)[0].unknown == {"train": 0, "valid": 1, "test": 2}
+    assert "valid 1, test 2" in lines[1]
+    assert found.vocabulary.decode(found.splits["valid"]) == "the <unk> <unk>\n"
+    assert found.counts() == {"train": 10, "valid": 4, "test": 6}
+
+
+def test_a_split_without_a_byte_opens_and_is_refused_when_used(config: TextConfig) -> None:
+    config = dataclasses.replace(config, valid_fraction=0.0)
+    for _ in range(2):
+        found, _ = opened(config)
+        assert found.counts()["valid"] == 0
+    with pytest.raises(UserError, match="valid split has 0 tokens"):
+        found.lanes("valid", batch_size=2, segment_len=5, evaluation=True)
+
+
+def test_lanes_of_a_corpus(config: TextConfig) -> None:
+    found, _ = opened(config)
+    training = found.lanes("train", batch_size=3, segment_len=5, evaluation=False)
+    assert isinstance(training, CorpusLanes)
+    assert training.read(epoch=0, lanes=range(1), start=0, stop=4).tokens_BT.tolist() == [list(b"line")]
+    evaluating = found.lanes("train", batch_size=3, segment_len=5, evaluation=True)
+    assert evaluating.predictions == found.counts()["train"] - 1
+    with pytest.raises(UserError, match=r"data\.batch_size is 3000"):
+        found.lanes("train", batch_size=3000, segment_len=5, evaluation=False)
+
+
+def test_the_standard_library_opens(stdlib_config: StdlibConfig) -> None:
+    found, _ = opened(stdlib_config)
+    assert sum(found.counts().values()) == found.fingerprint.bytes
+    assert found.fingerprint.files > 100
+    assert found.vocabulary.size == 256
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word"])
+def test_memory_does_not_grow_with_the_text(
+    tokenizer: Literal["byte", "char", "word"], config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "CHUNK_BYTES", 1 << 14)
+    config = dataclasses.replace(config, tokenizer=tokenizer)
+    opened(config)  # what imports and caches hold is not counted
+    peaks = []
+    for repeats in (50, 400):
+        # One line, of 0.1 and of 1 MB.
+        (tmp_path / "a.txt").write_text(TEXT.replace("\n", " ") * repeats)
+        tracemalloc.start()
+        opened(config)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 50_000

@@ -1,0 +1,205 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.config import RecallConfig, UserError
+from transformer_xl.data.lanes import LaneSource, evaluation_lanes, split_evenly, training_lanes
+from transformer_xl.data.recall import Recall
+from transformer_xl.data.stream import Batch, EvalStream, TrainStream, segments_per_epoch, steps_per_epoch
+
+sizes = st.integers(1, 6)
+
+
+def text(tokens: int) -> np.ndarray:
+    return np.arange(tokens, dtype=np.uint16)
+
+
+def train_stream(source: LaneSource, **changes: object) -> TrainStream:
+    arguments: dict[str, object] = {
+        "segment_len": 4,
+        "lanes": range(source.batch_size),
+        "lane_chunks": 1,
+        "accumulate": 1,
+        "steps": 6,
+        "epoch_segments": None,
+    }
+    return TrainStream(source=source, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def equal(left: list[Batch], right: list[Batch]) -> bool:
+    pairs = itertools.zip_longest(left, right)
+    return all(
+        len(a) == len(b) and all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(a, b, strict=True))
+        for a, b in pairs
+    )
+
+
+@settings(deadline=None)
+@given(
+    batch_size=st.integers(1, 9),
+    segment_len=sizes,
+    extra=st.integers(0, 40),
+    accumulate=st.integers(1, 3),
+    data=st.data(),
+)
+def test_ranks_and_chunks_read_every_lane_in_order(
+    batch_size: int, segment_len: int, extra: int, accumulate: int, data: st.DataObject
+) -> None:
+    tokens = batch_size * segment_len + 1 + extra
+    source = training_lanes(text(tokens), batch_size=batch_size, segment_len=segment_len)
+    ranks = data.draw(st.integers(1, batch_size))
+    chunks = data.draw(st.integers(1, batch_size // ranks))
+    segments = segments_per_epoch(lane_len=source.lane_len, segment_len=segment_len, limit=None)
+    steps = -(-2 * segments // accumulate)  # two epochs
+    streams = [
+        train_stream(
+            source, segment_len=segment_len, lanes=lanes, lane_chunks=chunks, accumulate=accumulate, steps=steps
+        )
+        for lanes in split_evenly(batch_size, ranks)
+    ]
+    batches = [list(stream) for stream in streams]
+    assert {len(rank) for rank in batches} == {len(streams[0])} == {steps * accumulate * chunks}
+    read: list[list[int]] = [[] for _ in range(batch_size)]
+    for step in range(1, steps + 1):
+        mine = [[batch for batch in rank if batch.step == step] for rank in batches]
+        targets = [batch.targets_BT for rank in mine for batch in rank]
+        assert {batch.counted for rank in mine for batch in rank} == {sum(int((t != -100).sum()) for t in targets)}
+        for rank in mine:
+            assert [batch.micro for batch in rank] == list(range(accumulate * chunks))
+            assert [batch.chunk for batch in rank] == list(range(chunks)) * accumulate
+        for turn in range(accumulate):
+            rows = [b for rank in mine for b in rank[turn * chunks : (turn + 1) * chunks]]
+            lane = itertools.count()
+            for batch in rows:
+                assert torch.equal(batch.targets_BT, batch.tokens_BT + 1)
+                for row, resets in zip(batch.tokens_BT.tolist(), batch.resets_BT.tolist(), strict=True):
+                    number = next(lane)
+                    read[number] += row
+                    first = number * source.lane_len
+                    assert resets == [token == first for token in row]
+            assert next(lane) == batch_size
+    for number, row in enumerate(read):
+        once = list(range(number * source.lane_len, (number + 1) * source.lane_len))
+        assert row[: 2 * len(once)] == once + once
+        assert row[2 * len(once) :] == once[: len(row) - 2 * len(once)]
+
+
+@settings(deadline=None)
+@given(tokens=st.integers(2, 70), batch_size=st.integers(1, 9), segment_len=sizes, data=st.data())
+def test_an_evaluation_on_any_ranks_counts_each_prediction_once(
+    tokens: int, batch_size: int, segment_len: int, data: st.DataObject
+) -> None:
+    source = evaluation_lanes(text(tokens), batch_size=batch_size, split="valid")
+    ranks = data.draw(st.integers(1, batch_size))
+    streams = [
+        EvalStream(source=source, segment_len=segment_len, lanes=lanes, limit=None)
+        for lanes in split_evenly(batch_size, ranks)
+    ]
+    batches = [list(stream) for stream in streams]
+    assert {len(rank) for rank in batches} == {len(streams[0])}
+    predicted = []
+    for same_segment in zip(*batches, strict=True):
+        assert {batch.step for batch in same_segment} == {same_segment[0].step}
+        found = torch.cat([batch.targets_BT for batch in same_segment])
+        inputs = torch.cat([batch.tokens_BT for batch in same_segment])
+        kept = found != -100
+        assert {batch.counted for batch in same_segment} == {int(kept.sum())}
+        assert torch.equal(found[kept], inputs[kept] + 1)
+        predicted += found[kept].tolist()
+    assert sorted(predicted) == list(range(1, tokens))
+
+
+def test_an_evaluation_starts_over_each_time() -> None:
+    source = evaluation_lanes(text(30), batch_size=3, split="valid")
+    stream = EvalStream(source=source, segment_len=4, lanes=range(3), limit=2)
+    first = list(stream)
+    assert equal(first, list(stream))
+    assert [(batch.step, batch.micro, batch.chunk) for batch in first] == [(1, 0, 0), (2, 0, 0)]
+    assert len(stream) == 2
+    assert first[0].resets_BT[:, 0].all()
+
+
+def test_an_epoch_ends_short_and_begins_anew() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    batches = list(train_stream(source, steps=4))
+    assert [batch.tokens_BT[0].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
+    assert [batch.counted for batch in batches] == [8, 8, 4, 8]
+    assert [bool(batch.resets_BT.any()) for batch in batches] == [True, False, False, True]
+
+
+def test_accumulation_goes_on_in_time_across_epochs() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    batches = list(train_stream(source, steps=2, accumulate=2, lane_chunks=2))
+    assert [batch.tokens_BT[0, 0].item() for batch in batches] == [0, 10, 4, 14, 8, 18, 0, 10]
+    assert [batch.counted for batch in batches] == [16] * 4 + [12] * 4
+    assert [batch.step for batch in batches] == [1] * 4 + [2] * 4
+
+
+def test_a_limit_makes_epochs_shorter() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    stream = train_stream(source, steps=3, epoch_segments=2)
+    assert [batch.tokens_BT[0, 0].item() for batch in stream] == [0, 4, 0]
+    assert (stream.segments_per_epoch, stream.steps_per_epoch) == (2, 2)
+    assert segments_per_epoch(lane_len=10, segment_len=4, limit=5) == 3
+    assert steps_per_epoch(segments=3, accumulate=2) == 2
+
+
+@pytest.mark.parametrize("handed_out", [0, 1, 5, 6, 24])
+def test_a_loaded_stream_goes_on_at_the_very_batch(handed_out: int) -> None:
+    config = RecallConfig(
+        kind="recall",
+        batch_size=5,
+        segment_len=4,
+        lane_chunks=2,
+        n_symbols=8,
+        block_len=3,
+        train_tokens=70,
+        eval_tokens=60,
+    )
+    source = Recall(config=config, seed=1).lanes("train", batch_size=5, segment_len=4, evaluation=False)
+    stream, whole, resumed = (train_stream(source, lane_chunks=2, accumulate=2, steps=6) for _ in range(3))
+    for _ in itertools.islice(stream, handed_out):
+        pass
+    state = stream.state_dict()
+    assert state == {"format": 1, "batches": handed_out}
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    assert equal(rest, list(whole)[handed_out:])
+    assert equal(rest, list(stream))
+    assert len(rest) == len(resumed) - handed_out
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"format": 2, "batches": 0},
+        {"format": 1, "batches": -1},
+        {"format": 1, "batches": 7},
+        {"format": 1, "batches": True},
+    ],
+)
+def test_a_position_outside_the_run_is_refused(state: dict[str, object]) -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    with pytest.raises(UserError, match="between 0 and 6"):
+        train_stream(source).load_state_dict(state)
+
+
+def test_more_chunks_than_lanes_are_refused_by_name() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    with pytest.raises(UserError, match=r"data\.lane_chunks is 2, and must be at most 1"):
+        train_stream(source, lanes=range(1, 2), lane_chunks=2)
+
+
+def test_batches_have_the_types_that_a_model_takes() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    batch = next(iter(train_stream(source)))
+    assert (batch.tokens_BT.dtype, batch.targets_BT.dtype, batch.resets_BT.dtype) == (
+        torch.int64,
+        torch.int64,
+        torch.bool,
+    )

@@ -387,9 +387,8 @@ def _parse_value(hint: Any, value: Any, key: str, problems: list[str]) -> Any:
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
-        elif option is bool or not isinstance(value, bool):
-            if isinstance(value, option):
-                return value
+        elif isinstance(value, option) and (option is bool or not isinstance(value, bool)):
+            return value
     problems.append(f"{key} is {value!r}, and must be {_describe(options)}")
     return None
 
@@ -490,9 +489,8 @@ def _check_lengths(config: Config) -> list[str]:
 
 def _check_data(data: DataConfig) -> list[str]:
     problems = []
-    if isinstance(data, TextConfig):
-        if data.path is None:
-            problems.append("data.path is null, and must name a text file or a folder of text files")
+    if isinstance(data, TextConfig) and data.path is None:
+        problems.append("data.path is null, and must name a text file or a folder of text files")
     if isinstance(data, Wikitext103Config):
         if data.dir is None:
             problems.append(
@@ -531,7 +529,8 @@ def _check_optimization(config: Config) -> list[str]:
         problems += _within(0, 1, optimizer__momentum=optimizer.momentum)
     if isinstance(scheduler, CosineConfig):
         problems += _at_least(0, scheduler__min_lr=scheduler.min_lr)
-        problems += _at_least(1, scheduler__total_steps=scheduler.total_steps)
+        if scheduler.total_steps != -1:
+            problems += _at_least(1, scheduler__total_steps=scheduler.total_steps)
     if isinstance(scheduler, PlateauConfig):
         problems += _within(0, 1, scheduler__factor=scheduler.factor)
         problems += _at_least(0, scheduler__patience=scheduler.patience, scheduler__min_lr=scheduler.min_lr)

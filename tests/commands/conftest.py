@@ -56,7 +56,8 @@ def job(composed, context):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stopped.append(number))
         (context.folder / "ready").touch()
-        while not stopped:
+        deadline = time.monotonic() + 40
+        while not stopped and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.3)
         (context.folder / "signals.json").write_text(json.dumps(stopped))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -149,9 +149,10 @@ def test_a_literal_in_a_sweep_is_no_sweep_and_reaches_the_job_unchanged(project:
     assert (seen["config"]["prompt"], seen["config"]["texts"], seen["config"]["init_from"]) == (text, "???", "")
 
 
-TRICKY = st.text(st.sampled_from([*"\\'\"${}[]() ,=a\n\t?汉", "\udc80"]))
+TRICKY = st.lists(st.sampled_from([*"\\'\"${}[]() ,=a\n?汉", "${", "\\${", "\udc80"]), max_size=9).map("".join)
 
 
+@settings(max_examples=200, deadline=None)
 @given(text=st.one_of(st.text(st.characters(exclude_characters="\0", exclude_categories=())), TRICKY))
 def test_any_text_survives_quoting_and_a_sweep(text: str) -> None:
     argument = f"value={literals.quote(text)}"

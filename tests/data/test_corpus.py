@@ -131,6 +131,7 @@ HOSTILE: list[Callable[[dict[str, object]], object]] = [
     lambda sidecar: [],
     lambda sidecar: None,
     lambda sidecar: {},
+    lambda sidecar: sidecar | {"format": 2},
     lambda sidecar: sidecar | {"counts": None},
     lambda sidecar: sidecar | {"counts": {"train": 1, "valid": 1, "test": 1}},
     lambda sidecar: sidecar | {"counts": {"train": -1, "valid": True, "test": 1e300}},
@@ -214,7 +215,8 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
 publish = corpus.publish
 def late(*arguments, **named):
     pathlib.Path(config.path).with_name(f"built-{os.getpid()}").touch()
-    while len(list(pathlib.Path(config.path).parent.glob("built-*"))) < 3:
+    waited = time.monotonic() + 20
+    while len(list(pathlib.Path(config.path).parent.glob("built-*"))) < 3 and time.monotonic() < waited:
         time.sleep(0.005)
     publish(*arguments, **named)
 corpus.publish = late
@@ -228,6 +230,18 @@ print(sum(int(tokens.sum()) for tokens in found.splits.values()), found.fingerpr
     found, lines = opened(config)
     assert lines == []
     assert [path.name for path in found.folder.parent.iterdir()] == [found.folder.name]
+
+
+def test_the_slower_builder_drops_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "text-0"
+    folder.mkdir()
+    (folder / "theirs").touch()
+    for ready, left in ((True, "theirs"), (False, "mine")):
+        with cache.building(folder) as temporary:
+            (temporary / "mine").touch()
+            cache.publish(temporary, folder, is_ready=[ready].pop)
+        assert [path.name for path in folder.iterdir()] == [left]
+        assert [path.name for path in tmp_path.iterdir()] == ["text-0"]
 
 
 @pytest.mark.parametrize("at", ["write_json", "publish", "piece_sha256"])

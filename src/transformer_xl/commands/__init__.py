@@ -1,0 +1,1 @@
+"""The entry points and what a person reads on the screen."""

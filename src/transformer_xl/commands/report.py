@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -51,25 +52,29 @@ def memory_rows(
         if changed.mem_len == 0 and (changed.same_length or rows):
             continue
         score = evaluate(model, source, lengths=changed, max_tokens=max_tokens, autocast=autocast)
-        rows.append(Row(f"test's beginning, memory {changed.mem_len}", score, changed))
+        rows.append(Row(f"memory {changed.mem_len}", score, changed))
     return rows
 
 
 def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
     """Print the scores, a unigram model below them, and compressors as a footnote."""
     unit = data.vocabulary.unit
-    table = Table(title=f"{data.name}: loss in nats and {unit}")
-    for column in ("", "loss", unit, "segment / memory", "predictions"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(title=f"{data.name}: nats a token, and {unit}", title_justify="left")
+    for column in ("split", "loss", unit, "segment / memory", "predictions"):
+        table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for row in rows:
         lengths = "" if row.lengths is None else f"{row.lengths.segment_len} / {row.lengths.mem_len}"
         value = in_unit(row.score.loss, unit)
         table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
     console.print(table)
-    memory = [row for row in rows if "memory" in row.label]
+    memory = [row for row in rows if row.label.startswith("memory")]
     if len(memory) > 1:
         gain = memory[0].score.loss - memory[1].score.loss
-        console.print(f"Memory gave {gain:.4f} nats a token: the same weights read without it, and with it.")
+        console.print(
+            f"The same weights on the test's first {memory[0].score.tokens:,} predictions with each memory length: "
+            f"memory gave {gain:.4f} nats a token.",
+            soft_wrap=True,
+        )
 
 
 def unigram_row(data: Dataset, tokens: int) -> Row:
@@ -86,7 +91,7 @@ def print_compressors(console: Console, data: Dataset) -> None:
     figures = ", ".join(f"{name} {in_unit(value * math.log(2), unit):.3f}" for name, value in bits.items())
     console.print(
         f"Footnote: {figures} {unit} on the first {tokens:,} tokens of the test text, which they saw themselves.",
-        highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -144,6 +149,7 @@ def _smoothed(values: list[float]) -> list[float]:
 def next_commands(folder: Path, monitor: str) -> list[str]:
     """Give three commands that a person would type next."""
     where = shlex.quote(shown(folder))
-    load = f"import transformer_xl as txl; model = txl.load_model({shown(folder)!r}); print(model)"
+    load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
+    quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
     watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
-    return [f"python -c {shlex.quote(load)}", watch, "python train.py -m model.mem_len=0,64,128"]
+    return [f"python -c {quoted}", watch, "python train.py -m model.mem_len=0,64,128"]

@@ -27,14 +27,14 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     Returns:
         The objective: the best validation loss in nats, the last training loss where nothing validates.
     """
-    _quiet_libraries()
-    from transformer_xl.commands.training_run import TrainingRun
+    from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
 
+    _quiet_libraries()
     return TrainingRun(composed, context).run()
 
 
 def _quiet_libraries() -> None:
-    """Keep what Lightning says to developers off the screen of a person who trains."""
+    """Keep what Lightning says to developers off the screen of a person who trains; after its import sets levels."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"):

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch import Trainer
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 

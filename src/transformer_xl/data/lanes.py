@@ -3,7 +3,6 @@
 A lane has `lane_len` positions (p); lane numbers are global, over all ranks. Letters: B lanes, T positions.
 """
 
-# ruff: noqa: N815  (fields carry the letters of their shapes)
 from __future__ import annotations
 
 from dataclasses import dataclass

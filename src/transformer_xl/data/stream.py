@@ -1,6 +1,5 @@
 """The order in which a run reads its lanes: segments, epochs, micro-batches, and the position to resume at."""
 
-# ruff: noqa: N815  (fields carry the letters of their shapes)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

@@ -27,19 +27,19 @@ def sample_tokens(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     memory = model.empty_memory(batch_size=1)
-    tokens_BT = torch.tensor([prompt], device=device)
+    tokens = torch.tensor([prompt], device=device)
     drawn: list[int] = []
     for _ in range(n_tokens):
-        log_probs_BTV, memory = model.log_probs(tokens_BT, memory)
-        token = _draw(log_probs_BTV[0, -1].float().cpu(), temperature=temperature, top_k=top_k, generator=generator)
+        log_probs, memory = model.log_probs(tokens, memory)
+        token = _draw(log_probs[0, -1].float().cpu(), temperature=temperature, top_k=top_k, generator=generator)
         drawn.append(token)
-        tokens_BT = torch.tensor([[token]], device=device)
+        tokens = torch.tensor([[token]], device=device)
     return drawn
 
 
-def _draw(log_probs_V: torch.Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+def _draw(log_probs: torch.Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
     if temperature == 0:
-        return int(log_probs_V.argmax())
-    kept, tokens = log_probs_V.topk(min(top_k or len(log_probs_V), len(log_probs_V)))
+        return int(log_probs.argmax())
+    kept, tokens = log_probs.topk(min(top_k or len(log_probs), len(log_probs)))
     choice = torch.multinomial((kept / temperature).softmax(dim=-1), 1, generator=generator)
     return int(tokens[choice])

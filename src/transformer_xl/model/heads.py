@@ -21,8 +21,8 @@ class TiedEmbedding(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Embed token ids: (B, T, D)."""
-        embedded_BTD: Tensor = functional.embedding(tokens_BT, self.weight)
-        return embedded_BTD * self.scale
+        embedded_BTD = functional.embedding(tokens_BT, self.weight)
+        return embedded_BTD.mul(self.scale)
 
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
         """Give log-probabilities (B, T, V), at least float32."""

@@ -75,7 +75,7 @@ class TransformerXLLayer(nn.Module):
             position_bias_NH: v.
             visible_BTS: which keys each query sees.
         """
-        context_BSD = torch.cat([memory_BMD.to(hidden_BTD.dtype), hidden_BTD], dim=1)
+        context_BSD = torch.cat([memory_BMD.detach().to(hidden_BTD.dtype), hidden_BTD], dim=1)
         normed_BSD = self.attention_norm(context_BSD) if self.pre_norm else context_BSD
         heads = (self.n_head, -1)
         key_value = self.key_value(normed_BSD).unflatten(-1, (2, *heads))

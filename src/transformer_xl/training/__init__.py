@@ -1,0 +1,1 @@
+"""Lightning module, optimizers, schedules, callbacks, loggers."""

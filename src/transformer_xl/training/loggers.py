@@ -7,7 +7,6 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
+from transformer_xl.training import names
 
 
 class Monitor(NamedTuple):
@@ -71,22 +71,24 @@ def _open(
     *,
     timeout: float,
 ) -> WandbLogger:
-    logger = WandbLogger(
+    run = wandb.init(
         name=name,
-        save_dir=folder,
+        dir=folder,
         id=run_id,
+        resume="allow",
         project=config.project,
         entity=config.entity,
         group=config.group,
         tags=config.tags,
         config=settings,
-        mode=mode,
+        mode=mode,  # type: ignore[arg-type]  # WANDB_MODE may hold anything; W&B refuses what it does not know
         settings=wandb.Settings(
             silent=True, console="off", init_timeout=max(1.0, timeout), disable_git=True, x_disable_meta=True
         ),
     )
-    _ = logger.experiment  # opens the run
-    return logger
+    run.define_metric(names.STEP_AXIS)
+    run.define_metric("*", step_metric=names.STEP_AXIS, step_sync=True)
+    return WandbLogger(experiment=run, save_dir=folder)
 
 
 def _mode(config: WandbConfig) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-_MATRIX = 2048
+_MATRIX = 1024
 _REPEATS = 5
 
 

@@ -127,7 +127,7 @@ class Checkpoints(Callback):
         if not self._enabled:
             return
         last = self._folder / "last.ckpt"
-        trainer.save_checkpoint(last)
+        trainer.save_checkpoint(last, weights_only=False)
         if is_best and trainer.is_global_zero:
             _link(last, self._folder / "best.ckpt")
 

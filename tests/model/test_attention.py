@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny import assert_equal_to
+from transformer_xl.model.attention import ATTENTION, RelativeAttention, relative_shift
+
+B, T, M, N, H = 2, 5, 7, 2, 8
+S = M + T
+
+Inputs = dict[str, Tensor]
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+TERMS: dict[str, Score] = {
+    "content to content": lambda q, k, r, u, v: q @ k,
+    "content to position": lambda q, k, r, u, v: q @ r,
+    "global content bias": lambda q, k, r, u, v: u @ k,
+    "global position bias": lambda q, k, r, u, v: v @ r,
+}
+SILENCED = {
+    "content to content": ["position_SNH", "content_bias_NH"],
+    "content to position": ["key_BSNH", "position_bias_NH"],
+    "global content bias": ["query_BTNH", "position_SNH"],
+    "global position bias": ["query_BTNH", "key_BSNH"],
+}
+
+every_attention = pytest.mark.parametrize("attend", ATTENTION.values(), ids=ATTENTION)
+
+
+def four_terms(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return q @ k + q @ r + u @ k + v @ r
+
+
+def two_terms(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return (q + u) @ k + (q + v) @ r
+
+
+def random_inputs(*, lanes: int = B, width: int = H, dtype: torch.dtype = torch.float64, seed: int = 0) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "query_BTNH": (lanes, T, N, width),
+        "key_BSNH": (lanes, S, N, width),
+        "value_BSNH": (lanes, S, N, width),
+        "position_SNH": (S, N, width),
+        "content_bias_NH": (N, width),
+        "position_bias_NH": (N, width),
+    }
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in shapes.items()
+    }
+
+
+def random_visibility(*, lanes: int = B, seed: int = 0) -> Tensor:
+    """Every query sees itself and each earlier key or not, by chance; never a later one."""
+    chosen = torch.rand(lanes, T, S, generator=torch.Generator().manual_seed(seed)) < 0.6
+    for i in range(T):
+        chosen[:, i, M + i] = True
+        chosen[:, i, M + i + 1 :] = False
+    return chosen
+
+
+def weights_by_loop(inputs: Inputs, visible_BTS: Tensor, score: Score) -> Tensor:
+    """Attention weights (B, N, T, S): one key at a time."""
+    query, key, position = inputs["query_BTNH"], inputs["key_BSNH"], inputs["position_SNH"]
+    lanes, _, _, width = query.shape
+    rows = []
+    for b in range(lanes):
+        for n in range(N):
+            u, v = inputs["content_bias_NH"][n], inputs["position_bias_NH"][n]
+            for i in range(T):
+                seen = [j for j in range(S) if visible_BTS[b, i, j]]
+                scores = []
+                for j in seen:
+                    distance = (M + i) - j
+                    r = position[S - 1 - distance, n]
+                    scores.append(score(query[b, i, n], key[b, j, n], r, u, v) / sqrt(width))
+                exponentials = [s.exp() for s in scores]
+                total = sum(exponentials)
+                row = [torch.zeros((), dtype=query.dtype)] * S
+                for j, exponential in zip(seen, exponentials, strict=True):
+                    row[j] = exponential / total
+                rows.append(torch.stack(row))
+    return torch.stack(rows).view(lanes, N, T, S)
+
+
+def attention_by_loop(inputs: Inputs, visible_BTS: Tensor) -> Tensor:
+    weights, value = weights_by_loop(inputs, visible_BTS, four_terms), inputs["value_BSNH"]
+    out = [
+        sum(weights[b, n, i, j] * value[b, j, n] for j in range(S))
+        for b in range(B)
+        for i in range(T)
+        for n in range(N)
+    ]
+    return torch.stack(out).view(B, T, N, H)
+
+
+def weights_of(attend: RelativeAttention, inputs: Inputs, visible_BTS: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Read the weights off the output: key j's value is the j-th unit vector."""
+    lanes = inputs["query_BTNH"].shape[0]
+    units = torch.eye(S, dtype=inputs["query_BTNH"].dtype)[None, :, None].expand(lanes, S, N, S)
+    out_BTNS = attend(**{**inputs, "value_BSNH": units}, visible_BTS=visible_BTS, dropout=dropout)
+    return out_BTNS.transpose(1, 2)
+
+
+@every_attention
+def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(attend: RelativeAttention) -> None:
+    visible_BTS = random_visibility()
+    inputs = {name: tensor.requires_grad_() for name, tensor in random_inputs().items()}
+    upstream = torch.randn(B, T, N, H, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+
+    expected = attention_by_loop(inputs, visible_BTS)
+    expected_grads = torch.autograd.grad((expected * upstream).sum(), list(inputs.values()))
+    actual = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+    grads = torch.autograd.grad((actual * upstream).sum(), list(inputs.values()))
+
+    assert_equal_to(actual, expected, within=1e-9)
+    for name, grad, expected_grad in zip(inputs, grads, expected_grads, strict=True):
+        assert expected_grad.abs().max() > 1e-3, name
+        assert_equal_to(grad, expected_grad, within=1e-9)
+
+
+@every_attention
+@pytest.mark.parametrize("term", TERMS)
+def test_each_term_alone_follows_its_formula(attend: RelativeAttention, term: str) -> None:
+    visible_BTS = random_visibility(seed=2)
+    inputs = random_inputs(width=S, seed=3)
+    for name in SILENCED[term]:
+        inputs[name] = torch.zeros_like(inputs[name])
+    expected = weights_by_loop(inputs, visible_BTS, TERMS[term])
+    assert expected.max() > 0.5, "the term must say something"
+    assert_equal_to(weights_of(attend, inputs, visible_BTS), expected, within=1e-9)
+
+
+@every_attention
+@pytest.mark.parametrize("score", [four_terms, two_terms])
+def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: RelativeAttention, score: Score) -> None:
+    visible_BTS = random_visibility(seed=4)
+    inputs = random_inputs(width=S, seed=5)
+    expected = weights_by_loop(inputs, visible_BTS, score)
+    assert_equal_to(weights_of(attend, inputs, visible_BTS), expected, within=1e-9)
+
+
+@every_attention
+def test_without_dropout_two_calls_agree_to_the_last_bit(attend: RelativeAttention) -> None:
+    inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
+    first = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+    torch.rand(1)
+    assert torch.equal(attend(**inputs, visible_BTS=visible_BTS, dropout=0.0), first)
+
+
+@every_attention
+def test_dropout_drops_weights_and_scales_up_the_others(attend: RelativeAttention) -> None:
+    torch.manual_seed(0)
+    inputs, visible_BTS = random_inputs(lanes=40, width=S), random_visibility(lanes=40)
+    kept = weights_of(attend, inputs, visible_BTS)
+    dropped = weights_of(attend, inputs, visible_BTS, dropout=0.25)
+    seen = visible_BTS[:, None].expand_as(kept)
+    survives = dropped > 0
+    assert abs(float(survives[seen].double().mean()) - 0.75) < 0.03
+    assert_equal_to(dropped[survives], kept[survives] / 0.75, within=1e-9)
+    assert not dropped[~seen].any()
+
+
+@every_attention
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_nobody_sees_reach_neither_outputs_nor_gradients(
+    attend: RelativeAttention, dtype: torch.dtype
+) -> None:
+    hidden = 3
+    visible_BTS = random_visibility(seed=6)
+    visible_BTS[:, :, :hidden] = False
+
+    def run(poison: float) -> tuple[Tensor, dict[str, Tensor]]:
+        inputs = random_inputs(dtype=dtype, seed=7)
+        for name in ("key_BSNH", "value_BSNH"):
+            inputs[name][:, :hidden] = poison
+        inputs["position_SNH"][:hidden] = poison  # distances beyond the farthest key that is seen
+        inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+        out = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+        grads = torch.autograd.grad(out.square().sum(), list(inputs.values()))
+        return out, dict(zip(inputs, grads, strict=True))
+
+    (clean, clean_grads), (poisoned, grads) = run(0.0), run(1e30)
+    assert torch.equal(poisoned, clean)
+    for name, grad in grads.items():
+        assert torch.equal(grad, clean_grads[name]), name
+
+
+def shifted_cells() -> list[tuple[int, int, int]]:
+    """Query i, key j that it may see, and the column of their distance."""
+    return [(i, j, S - 1 - (M + i - j)) for i in range(T) for j in range(M + i + 1)]
+
+
+def test_the_shift_puts_each_distance_under_its_key() -> None:
+    by_distance = torch.randn(B, N, T, S + 1)
+    by_key = relative_shift(by_distance)
+    assert by_key.shape == (B, N, T, S)
+    for i, j, column in shifted_cells():
+        assert torch.equal(by_key[:, :, i, j], by_distance[:, :, i, column])
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+def test_what_stands_in_the_shifts_hidden_corner_reaches_nothing(poison: float) -> None:
+    used = torch.zeros(T, S + 1, dtype=torch.bool)
+    for i, _, column in shifted_cells():
+        used[i, column] = True
+    causal = torch.ones(T, S).tril(M).bool()
+    clean = torch.randn(B, N, T, S + 1, generator=torch.Generator().manual_seed(8))
+    upstream = torch.randn(B, N, T, S, generator=torch.Generator().manual_seed(9))
+
+    def run(by_distance: Tensor) -> tuple[Tensor, Tensor]:
+        by_distance.requires_grad_()
+        weights = relative_shift(by_distance).masked_fill(~causal, -torch.inf).softmax(-1)
+        return weights, torch.autograd.grad((weights * upstream).sum(), by_distance)[0]
+
+    expected, expected_grad = run(clean.clone())
+    weights, grad = run(clean.masked_fill(~used, poison))
+    assert torch.equal(weights, expected)
+    assert torch.equal(grad, expected_grad)
+    assert grad[..., used].abs().min() > 0
+    assert not grad[..., ~used].any()

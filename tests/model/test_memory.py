@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
+from transformer_xl.model.memory import Memory, join_lanes, next_memory
+
+L, D = 2, 16
+
+
+def numbered(tokens: int, *, start: int = 1) -> Tensor:
+    """Rows (tokens, 1) that say which token they belong to; never 0, which is what empty slots hold."""
+    return torch.arange(start, start + tokens, dtype=torch.float64)[:, None]
+
+
+def memory_of(lanes: list[Tensor], *, slots: int, mem_len: int) -> Memory:
+    """Put each lane's rows at the new end of its slots, zeros before."""
+    padded = [torch.cat([row.new_zeros(slots - len(row), 1), row]) for row in lanes]
+    return Memory(
+        hidden_LBMD=torch.stack(padded)[None].repeat(L, 1, 1, 1),
+        length_B=torch.tensor([len(row) for row in lanes]),
+        mem_len=mem_len,
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), mem_len=st.integers(0, 9), segment_len=st.integers(1, 6), lanes=st.integers(1, 3))
+def test_the_new_memory_is_the_last_rows_of_old_and_new_since_the_last_border(
+    data: st.DataObject, mem_len: int, segment_len: int, lanes: int
+) -> None:
+    slots = data.draw(st.integers(0, mem_len), label="slots")
+    lengths = data.draw(st.lists(st.integers(0, slots), min_size=lanes, max_size=lanes), label="lengths")
+    row = st.lists(st.booleans(), min_size=segment_len, max_size=segment_len)
+    resets = data.draw(st.none() | st.lists(row, min_size=lanes, max_size=lanes), label="resets")
+    old = [numbered(length, start=100 * lane + 1) for lane, length in enumerate(lengths)]
+    new = [numbered(segment_len, start=100 * lane + 51) for lane in range(lanes)]
+    memory = memory_of(old, slots=slots, mem_len=mem_len)
+    context_BSD = torch.cat([memory.hidden_LBMD[0], torch.stack(new)], dim=1)
+    after = next_memory(
+        memory=memory,
+        context_LBSD=[context_BSD, context_BSD],
+        resets_BT=None if resets is None else torch.tensor(resets),
+        segment_len=segment_len,
+    )
+
+    expected = []
+    for lane in range(lanes):
+        borders = [t for t in range(segment_len) if resets is not None and resets[lane][t]]
+        document = new[lane][borders[-1] :] if borders else torch.cat([old[lane], new[lane]])
+        expected.append(document[max(len(document) - mem_len, 0) :])
+        if not borders:
+            assert len(expected[lane]) == min(mem_len, lengths[lane] + segment_len)
+    slots_after = min(mem_len, slots + segment_len)
+    wanted = memory_of(expected, slots=slots_after, mem_len=mem_len)
+    assert after.mem_len == mem_len
+    assert torch.equal(after.length_B, wanted.length_B)
+    assert after.length_B.dtype == torch.int64
+    assert torch.equal(after.hidden_LBMD, wanted.hidden_LBMD)
+
+
+@pytest.mark.parametrize("mem_len", [0, 1, 3, 7, 12])
+def test_a_models_memory_grows_to_mem_len_and_stays_there(mem_len: int) -> None:
+    model = tiny_model()
+    memory, seen = model.empty_memory(2, mem_len=mem_len), 0
+    for segment_len in (SEGMENT_LEN, 3, 1, SEGMENT_LEN):
+        _, memory = model(random_tokens(2, segment_len), memory)
+        seen += segment_len
+        assert memory.length_B.tolist() == [min(mem_len, seen)] * 2
+        assert memory.hidden_LBMD.shape == (L, 2, min(mem_len, seen), D)
+        assert memory.mem_len == mem_len
+
+
+def test_a_call_leaves_its_input_memory_unchanged() -> None:
+    model = tiny_model().train()
+    _, memory = model(random_tokens(2, 9), model.empty_memory(2))
+    before = {name: value.clone() for name, value in memory.state_dict().items() if isinstance(value, Tensor)}
+    resets_BT = torch.zeros(2, SEGMENT_LEN, dtype=torch.bool)
+    resets_BT[1, 2] = True
+    tokens_BT = random_tokens(2, SEGMENT_LEN)
+    losses, after = model.nll(tokens_BT, tokens_BT, memory, resets_BT)
+    losses.sum().backward()
+    after.hidden_LBMD.fill_(7.0)
+    after.length_B.fill_(0)
+    assert torch.equal(memory.hidden_LBMD, before["hidden_LBMD"])
+    assert torch.equal(memory.length_B, before["length_B"])
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("graph_behind", [False, True])
+def test_no_gradient_flows_into_memory(pre_norm: bool, graph_behind: bool) -> None:
+    model = tiny_model(pre_norm=pre_norm)
+    leaf = torch.randn(L, 2, 7, D, dtype=torch.float64, requires_grad=True)
+    hidden = 2 * leaf if graph_behind else leaf
+    memory = Memory(hidden_LBMD=hidden, length_B=torch.full((2,), 7), mem_len=7)
+    tokens_BT = random_tokens(2, SEGMENT_LEN)
+    losses, after = model.nll(tokens_BT, tokens_BT, memory)
+    losses.sum().backward()
+    assert leaf.grad is None
+    assert not after.hidden_LBMD.requires_grad
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_memory_after_a_segment_has_no_graph() -> None:
+    model = tiny_model().train()
+    _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
+    assert not memory.hidden_LBMD.requires_grad
+    assert memory.hidden_LBMD.grad_fn is None
+
+
+def test_lanes_joined_again_are_the_memory_they_were_cut_from() -> None:
+    memory = memory_of([numbered(3), numbered(7, start=20), numbered(5, start=50)], slots=7, mem_len=9)
+    joined = join_lanes([memory.lanes(slice(0, 2)), memory.lanes(slice(2, 3))])
+    assert joined.mem_len == 9
+    assert torch.equal(joined.hidden_LBMD, memory.hidden_LBMD)
+    assert torch.equal(joined.length_B, memory.length_B)
+
+
+def test_lanes_of_different_age_keep_their_newest_rows_last() -> None:
+    young = memory_of([numbered(2)], slots=2, mem_len=9)
+    old = memory_of([numbered(7, start=20)], slots=7, mem_len=9)
+    joined = join_lanes([young, old])
+    expected = memory_of([numbered(2), numbered(7, start=20)], slots=7, mem_len=9)
+    assert torch.equal(joined.hidden_LBMD, expected.hidden_LBMD)
+    assert joined.length_B.tolist() == [2, 7]
+
+
+def test_lanes_are_copies() -> None:
+    memory = memory_of([numbered(3), numbered(3)], slots=3, mem_len=3)
+    part = memory.lanes(slice(0, 1))
+    part.hidden_LBMD.fill_(0)
+    part.length_B.fill_(0)
+    assert memory.hidden_LBMD.abs().min() > 0
+    assert memory.length_B.tolist() == [3, 3]
+
+
+def test_state_survives_a_checkpoint_that_can_hold_no_code(tmp_path: Path) -> None:
+    model = tiny_model()
+    _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    read = Memory.from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    assert torch.equal(read.hidden_LBMD, memory.hidden_LBMD)
+    assert torch.equal(read.length_B, memory.length_B)
+    assert read.mem_len == memory.mem_len
+    assert read.batch_size == 2

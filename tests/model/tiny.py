@@ -1,0 +1,59 @@
+"""Models at toy size whose every parameter matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.conftest import tiny_model_config
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.transformer_xl import TransformerXL
+
+V = 32
+SEGMENT_LEN = 5
+
+
+def tiny_model(*, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> TransformerXL:
+    """Give a model in evaluation mode, its weights far from their small initial values."""
+    model = TransformerXL(tiny_model_config(**changes), vocab_size=V).to(dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(float(name.endswith("norm.weight")) + 0.25 * noise)
+    return model
+
+
+def random_tokens(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def read(
+    model: TransformerXL, tokens_BT: Tensor, memory: Memory, pieces: Sequence[int], resets_BT: Tensor | None = None
+) -> tuple[Tensor, Memory]:
+    """Read a text in pieces; give all log-probabilities and the last memory."""
+    log_probs = []
+    for piece in cut(tokens_BT.shape[1], pieces):
+        resets = None if resets_BT is None else resets_BT[:, piece]
+        log_probs_BTV, memory = model.log_probs(tokens_BT[:, piece], memory, resets)
+        log_probs.append(log_probs_BTV)
+    return torch.cat(log_probs, dim=1), memory
+
+
+def cut(length: int, pieces: Sequence[int]) -> Iterator[slice]:
+    assert sum(pieces) == length
+    start = 0
+    for piece in pieces:
+        yield slice(start, start + piece)
+        start += piece
+
+
+def assert_equal_to(actual: Tensor, expected: Tensor, *, within: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=within)
+
+
+def difference(left: Tensor, right: Tensor) -> float:
+    return float((left - right).detach().abs().max())

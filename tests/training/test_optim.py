@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model_config
+from transformer_xl.config import AdamConfig, SgdConfig
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.optim import make_optimizer, parameter_groups
+
+
+@pytest.fixture
+def model() -> TransformerXL:
+    return TransformerXL(tiny_model_config(untie_r=True), vocab_size=32)
+
+
+def names_in(group: dict, model: TransformerXL) -> set[str]:
+    members = {id(parameter) for parameter in group["params"]}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in members}
+
+
+@pytest.mark.parametrize("decay_embeddings", [False, True])
+def test_every_parameter_is_in_exactly_one_group(model: TransformerXL, decay_embeddings: bool) -> None:
+    groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
+    members = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(members) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_biases_norms_u_v_and_embeddings_do_not_decay(model: TransformerXL) -> None:
+    decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=False)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    in_a_layer = {"query", "key_value", "position", "output", "feed_forward.0", "feed_forward.3"}
+    assert names_in(decayed, model) == {f"layers.{i}.{name}.weight" for i in range(2) for name in in_a_layer}
+
+
+def test_embeddings_decay_on_request(model: TransformerXL) -> None:
+    decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
+    assert "embedding.weight" in names_in(decayed, model)
+    assert "embedding.bias" in names_in(plain, model)
+
+
+def adam(kind: str) -> AdamConfig:
+    return AdamConfig(kind=kind, lr=0.1, weight_decay=0.5, decay_embeddings=False, beta1=0.8, beta2=0.9, eps=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "cls", "settings"),
+    [
+        (adam("adam"), torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-6}),
+        (adam("adamw"), torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
+        (
+            SgdConfig(kind="sgd", lr=0.1, weight_decay=0.5, decay_embeddings=False, momentum=0.7),
+            torch.optim.SGD,
+            {"momentum": 0.7},
+        ),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_optimizers_take_their_settings(
+    model: TransformerXL, config: AdamConfig | SgdConfig, cls: type, settings: dict, fused: bool
+) -> None:
+    groups = parameter_groups(model, weight_decay=config.weight_decay, decay_embeddings=False)
+    optimizer = make_optimizer(config, groups, fused=fused)
+    assert type(optimizer) is cls
+    for group in optimizer.param_groups:
+        assert group["lr"] == 0.1
+        assert bool(group["fused"]) is fused
+        assert {name: group[name] for name in settings} == settings
+
+
+def test_fused_adam_takes_the_same_steps(model: TransformerXL) -> None:
+    twin = TransformerXL(model.config, vocab_size=32)
+    twin.load_state_dict(model.state_dict())
+    for fused, network in ((False, model), (True, twin)):
+        groups = parameter_groups(network, weight_decay=0.1, decay_embeddings=False)
+        optimizer = make_optimizer(adam("adamw"), groups, fused=fused)
+        for step in range(3):
+            for index, parameter in enumerate(network.parameters()):
+                generator = torch.Generator().manual_seed(100 * step + index)
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

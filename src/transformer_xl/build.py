@@ -88,7 +88,8 @@ def make_network(config: Config, data: Dataset) -> LanguageModel:
     torch.manual_seed(config.seed)
     model = make_model(config.model, vocab_size=data.vocabulary.size)
     model.vocabulary = data.vocabulary
-    return model
+    # Lightning loads a checkpoint's weights before it converts the module, which would round them to float32
+    return model.double() if str(config.trainer.precision).startswith("64") else model
 
 
 def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan, *, run_id: str) -> LanguageModule:

@@ -182,7 +182,7 @@ def test_twenty_bfloat16_training_steps_are_finite_and_warn_of_nothing(changes: 
             nll_BT.mean().backward()
             assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
             optimizer.step()
-            losses.append(float(nll_BT.mean()))
+            losses.append(nll_BT.mean().item())
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert memory.hidden_LBMD.isfinite().all()
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_xl.commands.screen import shown
-from transformer_xl.config import EvalConfig
+from transformer_xl.config import EvalConfig, LongEvalConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.inference.baselines import compressed_bits, unigram_loss
 from transformer_xl.inference.evaluation import evaluate
@@ -41,19 +42,26 @@ def memory_rows(
     data: Dataset,
     *,
     lengths: EvalConfig,
+    long_eval: LongEvalConfig | None,
     max_tokens: int,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> list[Row]:
-    """Score the beginning of the test split with no memory, the run's own, and four times as much."""
+    """Score the beginning of the test split with no memory, the run's own, and four times as much.
+
+    A recipe that says how its paper scores the model (`long_eval`) adds a row of that.
+    """
     source = data.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
-    rows: list[Row] = []
+    readings = {}
     for factor in (0, 1, 4):
         changed = replace(lengths, mem_len=lengths.mem_len * factor)
-        if changed.mem_len == 0 and (changed.same_length or rows):
-            continue
-        score = evaluate(model, source, lengths=changed, max_tokens=max_tokens, autocast=autocast)
-        rows.append(Row(f"memory {changed.mem_len}", score, changed))
-    return rows
+        if changed.mem_len > 0 or not changed.same_length:
+            readings[f"memory {changed.mem_len}"] = changed
+    if long_eval is not None:
+        readings["as its paper reads"] = replace(lengths, **dataclasses.asdict(long_eval))
+    return [
+        Row(label, evaluate(model, source, lengths=changed, max_tokens=max_tokens, autocast=autocast), changed)
+        for label, changed in readings.items()
+    ]
 
 
 def print_table(console: Console, rows: list[Row], data: Dataset) -> None:

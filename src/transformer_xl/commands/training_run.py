@@ -177,6 +177,7 @@ class TrainingRun:
             module.model,
             data,
             lengths=self.config.eval,
+            long_eval=self.config.recipe.long_eval,
             max_tokens=self.config.callbacks.report.memory_tokens,
             autocast=trainer.precision_plugin.forward_context,
         )

@@ -1,0 +1,110 @@
+"""Every shipped configuration composes, is complete, and says nothing twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+from tests.conftest import REPOSITORY
+from transformer_xl import build
+from transformer_xl.commands.folders import register_resolvers
+from transformer_xl.config import Config, TrainerConfig, check
+from transformer_xl.model.registry import make_model
+
+CONF = REPOSITORY / "conf"
+GIVEN = {"text": ["data.path=some.txt"], "wikitext103": ["data.dir=some"]}
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def composed(*overrides: str) -> Config:
+    register_resolvers()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        return build.typed_config(hydra.compose("train", list(overrides)))
+
+
+COMBINATIONS = [
+    *({"model": model, "data": data} for model, data in itertools.product(choices("model"), choices("data"))),
+    *({"optimizer": name} for name in choices("optimizer")),
+    *({"scheduler": name} for name in choices("scheduler")),
+    *({"logger": name} for name in choices("logger")),
+    *({"experiment": name} for name in choices("experiment")),
+]
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_every_choice_composes_and_is_consistent(combination: dict[str, str]) -> None:
+    overrides = [f"{group}={choice}" for group, choice in combination.items()]
+    config = composed(*overrides, *GIVEN.get(combination.get("data", ""), []))
+    check(config)
+
+
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_preset_builds_on_the_meta_device(model: str) -> None:
+    with torch.device("meta"):
+        assert make_model(composed(f"model={model}").model, vocab_size=204)
+
+
+def test_a_preset_brings_its_recipe() -> None:
+    assert sorted(choices("recipe")) == sorted(choices("model"))
+    config = composed("model=txl_char_base")
+    assert (config.data.segment_len, config.data.batch_size, config.optimizer.lr) == (512, 22, 2.5e-4)
+    assert (config.trainer.max_steps, config.scheduler.warmup_steps, config.trainer.gradient_clip_val) == (
+        400_000,
+        0,
+        0.25,
+    )
+
+
+def test_evaluation_follows_training_unless_told_otherwise() -> None:
+    config = composed("model.mem_len=33", "data.segment_len=11", "data.batch_size=3", "model.clamp_len=20")
+    assert dataclasses.astuple(config.eval) == (3, 11, 33, 20, False)
+
+
+def test_trainer_group_is_every_plain_argument_of_lightnings_trainer_and_nothing_else() -> None:
+    arguments = set(inspect.signature(Trainer.__init__).parameters) - {"self", "logger", "callbacks", "plugins"}
+    assert {field.name for field in dataclasses.fields(TrainerConfig)} == arguments
+
+
+def test_nothing_in_conf_names_a_class() -> None:
+    for path in CONF.rglob("*.yaml"):
+        assert "_target_" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", [*CONF.glob("*/*.yaml"), CONF / "train.yaml"], ids=lambda path: path.name)
+def test_every_setting_is_explained_on_its_line(path: Path) -> None:
+    own = path.read_text().partition("\nhydra:")[0]
+    if path.parent.name == "experiment":
+        assert path.read_text().startswith("# @package _global_\n# ")
+        return
+    settings = [line for line in own.splitlines() if re.match(r"\s*[a-z_0-9]+: \S", line)]
+    assert settings
+    assert [line for line in settings if " # " not in line and "kind: " not in line] == []
+
+
+def test_no_number_has_two_homes() -> None:
+    """What the recipe says is said nowhere else: the other groups refer to it."""
+    recipe_keys = {"batch_size", "lr", "warmup_steps", "max_steps", "gradient_clip_val"}
+    for path in CONF.glob("*/*.yaml"):
+        if path.parent.name in ("recipe", "experiment"):
+            continue
+        values = yaml.safe_load(path.read_text()) or {}
+        for key in recipe_keys & set(values):
+            assert str(values[key]).startswith("${recipe."), (path, key)
+
+
+def test_packaged_configuration_is_the_repositorys() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert 'conf = "transformer_xl/conf"' in text
+    assert Path(CONF / "train.yaml").is_file()

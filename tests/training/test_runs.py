@@ -1,0 +1,338 @@
+"""Whole runs through the real command line: what they leave, how they stop, how they go on, how they fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import transformer_xl as txl
+from tests.conftest import Outcome, read_values, run_training, start_training, tiny_overrides
+
+Run = Callable[..., Outcome]
+DROPOUT = ["model.dropout=0.2", "model.dropatt=0.1"]
+
+
+def test_a_run_leaves_everything_about_it_in_its_folder(tiny_run: Run) -> None:
+    outcome = tiny_run("callbacks.sample.n_tokens=5", "callbacks.report.memory_tokens=50")
+    left = {str(path.relative_to(outcome.folder)) for path in outcome.folder.rglob("*") if path.is_file()}
+    assert left == {
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "config.yaml",
+        "loss.png",
+        "metrics.jsonl",
+        "samples/step-3.txt",
+        "samples/step-6.txt",
+        "summary.json",
+        "vocabulary.json",
+    }
+    assert (outcome.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_summary_says_how_it_ended_and_at_which_settings(tiny_run: Run) -> None:
+    outcome = tiny_run("callbacks.report.memory_tokens=50")
+    summary = outcome.summary
+    assert (summary["status"], summary["exit_code"], summary["step"]) == ("finished", 0, 6)
+    assert summary["objective"] == min(value for value in outcome.values("val/loss").values() if value is not None)
+    assert set(summary["metrics"]) == {
+        "valid",
+        "test",
+        "test_beginning_memory_0",
+        "test_beginning_memory_7",
+        "test_beginning_memory_28",
+    }
+    assert summary["metrics"]["test"] | {"loss": 0, "bpc": 0} == {
+        "loss": 0,
+        "bpc": 0,
+        "tokens": 40,
+        "split": "test",
+        "checkpoint": "best",
+        "batch_size": 4,
+        "segment_len": 5,
+        "mem_len": 7,
+        "clamp_len": None,
+        "same_length": False,
+    }
+    assert summary["versions"]["torch"] == torch.__version__
+    assert len(summary["data_checksum"]) == 64
+    assert any("data=text" in argument for argument in summary["command"])
+
+
+def test_config_is_resolved_plain_and_whole(tiny_run: Run) -> None:
+    text = (tiny_run("trainer.precision=auto").folder / "config.yaml").read_text()
+    config = yaml.safe_load(text)
+    assert "${" not in text
+    assert "_target_" not in text
+    assert config["trainer"]["precision"] in ("bf16-mixed", "32-true")
+    assert config["eval"]["segment_len"] == config["data"]["segment_len"] == 5
+    assert config["scheduler"]["total_steps"] == config["trainer"]["max_steps"] == 6
+
+
+def test_metrics_lines(tiny_run: Run) -> None:
+    outcome = tiny_run()
+    lines = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(set(line) == {"step", "tokens", "name", "value"} for line in lines)
+    assert all(line["tokens"] == line["step"] * 20 for line in lines)
+    names = {line["name"] for line in lines}
+    assert names >= {
+        *("train/loss", "train/bpc", "train/grad_norm", "train/clipped_share", "lr", "tokens_per_second", "mfu"),
+        *("val/loss", "val/bpc", "test/loss", "test/bpc", "memory_process_peak_bytes"),
+    }
+
+
+def test_checkpoints_hold_what_a_resume_needs_and_load_without_code(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.max_steps=5")
+    checkpoint = outcome.checkpoint()
+    assert checkpoint["format_version"] == 1
+    assert checkpoint["global_step"] == 5
+    assert checkpoint["train_memory"]["hidden_LBMD"].shape == (2, 4, 7, 16)
+    assert checkpoint["train_memory"]["length_B"].tolist() == [7] * 4
+    assert checkpoint["optimizer_states"][0]["state"]
+    assert checkpoint["callbacks"]["Checkpoints"]["best_score"] == outcome.summary["objective"]
+    assert checkpoint["config"] == yaml.safe_load((outcome.folder / "config.yaml").read_text())
+    assert checkpoint["vocabulary"]["kind"] == "byte"
+    assert checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] == [{"format": 1, "batches": 5}]
+
+
+def test_best_checkpoint_is_the_best_validation(tiny_run: Run) -> None:
+    """A learning rate that grows until the loss does: the best validation is not the last."""
+    outcome = tiny_run(
+        "optimizer=sgd",
+        "scheduler=constant",
+        "scheduler.warmup_steps=100",
+        "optimizer.lr=10",
+        "trainer.gradient_clip_val=null",
+        "trainer.val_check_interval=1",
+        "trainer.max_steps=8",
+    )
+    scores = outcome.values("val/loss")
+    best = min(scores, key=lambda step: scores[step])  # type: ignore[arg-type, return-value]
+    assert best < 8
+    assert outcome.checkpoint("best")["global_step"] == best
+    assert outcome.checkpoint("last")["global_step"] == 8
+
+
+def test_load_model_takes_run_folder_and_checkpoint(tiny_run: Run) -> None:
+    outcome = tiny_run()
+    model = txl.load_model(outcome.folder)
+    assert not model.training
+    assert model.vocabulary.kind == "byte"
+    tokens = torch.randint(0, 256, (2, 5))
+    one = model.log_probs(tokens, model.empty_memory(batch_size=2)).log_probs_BTV
+    other = txl.load_model(outcome.folder / "checkpoints" / "best.ckpt")
+    assert torch.equal(one, other.log_probs(tokens, other.empty_memory(batch_size=2)).log_probs_BTV)
+
+
+def test_opening_lines_are_few_and_come_before_step_one(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_run("trainer.enable_progress_bar=true")
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    first_step = next(index for index, line in enumerate(lines) if line.startswith("step "))
+    assert first_step <= 15
+    opening = "\n".join(lines[:first_step])
+    for word in ("parameters", "embedding", "valid", "4 lanes x 5 tokens", "6 steps", "epochs", "precision", "MB"):
+        assert word in opening
+    assert captured.err == ""
+
+
+def test_turning_checkpoints_off_writes_none(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.enable_checkpointing=false")
+    assert outcome.status == 0
+    assert not (outcome.folder / "checkpoints").exists()
+
+
+def test_fast_dev_run_tries_everything_and_keeps_no_checkpoint(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.fast_dev_run=2")
+    assert outcome.status == 0
+    assert list(outcome.values("train/loss")) == [1, 2]
+    assert outcome.values("val/loss")
+    assert not (outcome.folder / "checkpoints").exists()
+
+
+def test_a_text_without_validation_and_test_parts_trains(tiny_run: Run) -> None:
+    outcome = tiny_run("data.valid_fraction=0", "data.test_fraction=0", "callbacks.report.memory_tokens=50")
+    assert outcome.status == 0
+    assert not outcome.values("val/loss")
+    assert outcome.summary["objective"] == outcome.values("train/loss")[6]
+
+
+@pytest.mark.parametrize("interval", [3, 4])
+def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
+    text_file: Path, tmp_path: Path, interval: int
+) -> None:
+    """Stopped by SIGTERM, resumed, stopped by SIGINT, resumed; dropout on, lanes in chunks, validation between."""
+    base = [
+        *tiny_overrides(text_file, tmp_path),
+        *DROPOUT,
+        "data.lane_chunks=2",
+        "trainer.max_steps=300",
+        f"trainer.val_check_interval={interval}",
+        "trainer.limit_train_batches=40",
+        "callbacks.sample.n_tokens=2",
+        "trainer.log_every_n_steps=1",
+    ]
+    whole = run_training([*base, f"hydra.run.dir={tmp_path / 'whole'}"], tmp_path)
+    assert whole.status == 0, whole.stderr
+    folder = tmp_path / "stopped"
+    stops = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 0)]
+    command = [*base, f"hydra.run.dir={folder}"]
+    for number, expected in stops:
+        process = start_training(command, tmp_path)
+        if number is not None:
+            wait_for_new_steps(folder, 25, process)
+            process.send_signal(number)
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == expected, stderr
+        if number is not None:
+            summary = json.loads((folder / "summary.json").read_text())
+            assert (summary["status"], summary["exit_code"]) == ("stopped", expected)
+            assert 0 < summary["step"] < 300
+            assert f"resume={folder}" in stderr
+        command = [f"resume={folder}"]
+    assert read_values(folder, "train/loss") == whole.values("train/loss")
+    assert read_values(folder, "val/loss") == whole.values("val/loss")
+    final = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(final[name], tensor) for name, tensor in whole.checkpoint()["state_dict"].items())
+
+
+def wait_for_new_steps(folder: Path, count: int, process: object) -> None:
+    """Wait until a run has logged `count` steps more than it had."""
+    path = folder / "metrics.jsonl"
+    before = path.read_text().count("train/loss") if path.exists() else 0
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_text().count("train/loss") < before + count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None  # type: ignore[attr-defined]
+        time.sleep(0.02)
+
+
+def test_resume_takes_the_runs_own_settings_and_lays_this_commands_on_them(tiny_run: Run) -> None:
+    first = tiny_run("trainer.max_steps=4", "scheduler.total_steps=8", "seed=5", "trainer.val_check_interval=4")
+    again = tiny_run(f"resume={first.folder}", "trainer.max_steps=8", base=False)
+    whole = tiny_run("trainer.max_steps=8", "seed=5", "trainer.val_check_interval=4", name="whole")
+    assert again.status == 0
+    assert read_values(first.folder, "train/loss") == whole.values("train/loss")
+    assert yaml.safe_load((first.folder / "config.yaml").read_text())["trainer"]["max_steps"] == 8
+
+
+def test_resume_refuses_what_would_make_another_run(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tiny_run()
+    capsys.readouterr()
+    for override, words in [
+        ("model.mem_len=9", ["model.mem_len is 9", "was 7"]),
+        ("seed=3", ["seed is 3", "was 1"]),
+        ("data.batch_siz=3", ["data.batch_siz", "data.batch_size"]),
+        ("model=txl_small", ["model"]),
+    ]:
+        assert tiny_run(f"resume={first.folder}", override, base=False).status == 2
+        error = capsys.readouterr().err
+        assert all(word in error for word in words), error
+        assert error.count("\n") == 1
+
+
+def test_resume_of_a_finished_run_says_so(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tiny_run()
+    lines = (first.folder / "metrics.jsonl").read_text()
+    assert tiny_run(f"resume={first.folder}", base=False).status == 0
+    assert "is finished" in capsys.readouterr().out
+    assert (first.folder / "metrics.jsonl").read_text() == lines
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_saves_nothing_of_it(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = tiny_run(
+        "optimizer=sgd",
+        "optimizer.lr=1e30",
+        "scheduler=constant",
+        "scheduler.warmup_steps=0",
+        "trainer.gradient_clip_val=null",
+        "trainer.log_every_n_steps=3",
+        "callbacks.checkpoint.every_n_train_steps=1",
+    )
+    error = capsys.readouterr().err
+    assert outcome.status == 2
+    assert error.count("\n") == 1
+    assert "at step 2" in error
+    assert "checkpoints/last.ckpt" in error
+    assert outcome.checkpoint()["global_step"] == 1
+    assert outcome.summary["status"] == "failed"
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.checkpoint()["state_dict"].values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.mem_len=-1"], ["model.mem_len is -1"]),
+        (["model.same_length=true", "model.mem_len=0"], ["model.same_length", "model.mem_len 0"]),
+        (["eval.mem_len=-2"], ["eval.mem_len is -2"]),
+        (["data.batch_size=10000"], ["data.batch_size", "10000", "data.segment_len"]),
+        (["trainer.accelerator=gpu"], ["trainer.accelerator", "gpu", "cpu"]),
+        (["trainer.accelerator=gpuu"], ["trainer.accelerator", "gpuu", "the nearest is gpu"]),
+        (["trainer.devices=8"], ["data.batch_size is 4", "8"]),
+        (["trainer.precision=17"], ["trainer.precision=17"]),
+        (["data.lane_chunks=5"], ["data.lane_chunks is 5", "4"]),
+        (["model.d_model=15"], ["model.d_model is 15", "even"]),
+        (["model.n_layer=two"], ["model.n_layer is 'two'", "whole number"]),
+        (["model.attention=fast"], ["model.attention is 'fast'", "plain"]),
+        (["trainer.max_steps=0"], ["trainer.max_steps is 0"]),
+        (["optimizer.lr=-1"], ["optimizer.lr is -1"]),
+        (["model.dropout=1.5"], ["model.dropout is 1.5"]),
+        (["+model.extra=1"], ["model.extra is not a setting"]),
+        (["trainer.val_check_interval=0"], ["trainer.val_check_interval is 0"]),
+        (["data.path=/dev/null/missing"], ["/dev/null/missing"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str], overrides: list[str], words: list[str]
+) -> None:
+    outcome = tiny_run(*overrides)
+    error = capsys.readouterr().err
+    assert outcome.status == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert all(word in error for word in words), error
+    assert not outcome.folder.exists()
+
+
+def test_several_mistakes_are_told_at_once(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_run("model.mem_len=-1", "optimizer.lr=-1", "model.dropout=2")
+    error = capsys.readouterr().err
+    assert all(key in error for key in ("model.mem_len", "optimizer.lr", "model.dropout"))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_training([*tiny_overrides(text_file, tmp_path), "hydra.run.dir=/dev/null/run"], tmp_path)
+    assert outcome.status == 2
+    assert outcome.stderr.count("\n") == 1
+    assert "/dev/null/run" in outcome.stderr
+
+
+def test_two_kilobytes_of_repeated_text_are_learnt_by_heart(tmp_path: Path, tiny_run: Run) -> None:
+    path = tmp_path / "repeated.txt"
+    sentence = "Targets are the next token, across segment borders and lanes; nothing is shifted twice. "
+    path.write_text((sentence * 30)[:2048])
+    outcome = tiny_run(
+        f"data.path={path}",
+        "model.d_model=64",
+        "model.d_head=32",
+        "model.d_inner=128",
+        "data.segment_len=16",
+        "data.valid_fraction=0",
+        "data.test_fraction=0",
+        "trainer.max_steps=400",
+        "trainer.log_every_n_steps=50",
+        "model.mem_len=32",
+        "optimizer.lr=3e-3",
+        "scheduler.warmup_steps=40",
+    )
+    assert outcome.values("train/loss")[400] < 0.05  # type: ignore[operator]

@@ -135,19 +135,20 @@ def tiny_overrides(text_file: Path, cache: Path) -> list[str]:
     ]
 
 
-def start_training(arguments: list[str], cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """Start `train.py` as a user does."""
+def start_training(arguments: list[str], cwd: Path, **environment: str | None) -> subprocess.Popen[str]:
+    """Start `train.py` as a user does; a variable that is None is not set."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen(
         [sys.executable, str(REPOSITORY / "train.py"), *arguments],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={name: value for name, value in variables.items() if value is not None},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def run_training(arguments: list[str], cwd: Path, **environment: str) -> Outcome:
+def run_training(arguments: list[str], cwd: Path, **environment: str | None) -> Outcome:
     """Run `train.py` as a user does, and wait for it."""
     process = start_training(arguments, cwd, **environment)
     stdout, stderr = process.communicate(timeout=300)

@@ -45,7 +45,7 @@ def test_code_hidden_in_a_checkpoint_is_refused_and_not_run(
         torch.save(contents, path)
         torch.load(path, weights_only=False)
     else:
-        path.write_bytes(pickle.dumps({"format_version": CHECKPOINT_FORMAT, "vocabulary": Hostile(marker)}))
+        path.write_bytes(pickle.dumps({"format_version": CHECKPOINT_FORMAT, "vocabulary": Hostile(marker)}, protocol=2))
         pickle.loads(path.read_bytes())
     assert marker.is_dir(), "the attack must work on a careless reader"
     marker.rmdir()
@@ -66,7 +66,7 @@ def test_a_checkpoint_cut_off_anywhere_is_refused(model: LanguageModel, tmp_path
     [
         b"Not a checkpoint at all.\n",
         b"\x80\x02.",
-        b"\x80\x04}q\x00.",
+        b"\x80\x02}q\x00.",
         b"PK\x03\x04" + bytes(200),
         bytes(1000),
         b"\xff" * 1000,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,13 +64,20 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
         "format": _FORMAT,
         "format_version": _FORMAT_VERSION,
         "vocab_size": model.vocab_size,
-        "model": dataclasses.asdict(model.config),
+        "model": {
+            **dataclasses.asdict(model.config),
+            "mem_len": model.mem_len,
+            "clamp_len": model.clamp_len,
+            "same_length": model.same_length,
+        },
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     temporary = target / "model.safetensors.tmp"
     safetensors.torch.save_file(weights, temporary)
     os.replace(temporary, target / "model.safetensors")
-    if model.vocabulary is not None:
+    if model.vocabulary is None:
+        (target / "vocabulary.json").unlink(missing_ok=True)
+    else:
         model.vocabulary.save(target / "vocabulary.json")
     temporary = target / "config.json.tmp"
     temporary.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -85,7 +92,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         raise UserError(f"{path} is not a readable checkpoint, or is damaged: {_first_line(error)}") from error
     if not isinstance(checkpoint, dict) or "format_version" not in checkpoint:
         raise UserError(f"{path} is not a checkpoint of this program: it has no format_version")
@@ -93,6 +102,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has checkpoint format {checkpoint['format_version']}, and this version reads {CHECKPOINT_FORMAT}"
         )
+    missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
+    if missing:
+        raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")
     return checkpoint
 
 
@@ -107,8 +119,9 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _from_checkpoint(path: Path) -> LanguageModel:
     checkpoint = read_checkpoint(path)
-    vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
-    config = parse(ModelConfig, checkpoint["config"]["model"], "model")
+    with _naming(path):
+        vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
+        config = parse(ModelConfig, checkpoint["config"].get("model"), "model")
     model = _with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
     model.vocabulary = vocabulary
     return model
@@ -118,6 +131,8 @@ def _from_folder(folder: Path) -> LanguageModel:
     try:
         description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = safetensors.torch.load_file(folder / "model.safetensors")
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} is not a whole model: it lacks {Path(error.filename).name}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, safetensors.SafetensorError) as error:
         raise UserError(f"{folder} holds a damaged model: {_first_line(error)}") from error
     if not isinstance(description, dict) or description.get("format") != _FORMAT:
@@ -126,11 +141,28 @@ def _from_folder(folder: Path) -> LanguageModel:
         raise UserError(
             f"{folder} has model format {description.get('format_version')}, and this version reads {_FORMAT_VERSION}"
         )
-    config = parse(ModelConfig, description.get("model"), "model")
-    model = _with_weights(folder, config, vocab_size=int(description["vocab_size"]), weights=weights)
+    vocab_size = description.get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise UserError(f"{folder / 'config.json'} has vocab_size {vocab_size!r}, and must have a whole number above 0")
+    with _naming(folder / "config.json"):
+        config = parse(ModelConfig, description.get("model"), "model")
+    model = _with_weights(folder, config, vocab_size=vocab_size, weights=weights)
     if (folder / "vocabulary.json").is_file():
         model.vocabulary = load_vocabulary(folder / "vocabulary.json")
+        if model.vocabulary.size != vocab_size:
+            raise UserError(
+                f"{folder / 'vocabulary.json'} has {model.vocabulary.size} symbols, and config.json says {vocab_size}"
+            )
     return model
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name before a mistake found in it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _with_weights(

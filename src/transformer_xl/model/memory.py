@@ -32,6 +32,16 @@ class Memory:
         """Number of lanes."""
         return self.length_B.shape[0]
 
+    def zeroed(self) -> Memory:
+        """Give the same memory with everything beyond the lanes' lengths set to zero.
+
+        What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
+        """
+        slots = self.hidden_LBMD.shape[2]
+        slot_M = torch.arange(slots, device=self.length_B.device)
+        beyond_BM = slot_M < slots - self.length_B[:, None]
+        return replace(self, hidden_LBMD=self.hidden_LBMD.masked_fill(beyond_BM[None, :, :, None], 0))
+
     def to(self, device: torch.device | str) -> Memory:
         """Give the same memory on another device."""
         return replace(self, hidden_LBMD=self.hidden_LBMD.to(device), length_B=self.length_B.to(device))
@@ -85,7 +95,4 @@ def next_memory(
         last_border_B = (resets_BT * position_T).amax(dim=1)
         since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
         length_B = torch.where(last_border_B > 0, since_border_B, length_B)
-        slot_M = torch.arange(slots, device=resets_BT.device)
-        forgotten_BM = slot_M < slots - length_B[:, None]
-        hidden_LBMD = hidden_LBMD.masked_fill(forgotten_BM[None, :, :, None], 0)
-    return Memory(hidden_LBMD=hidden_LBMD, length_B=length_B, mem_len=mem_len)
+    return Memory(hidden_LBMD=hidden_LBMD, length_B=length_B, mem_len=mem_len).zeroed()

@@ -83,6 +83,7 @@ class TransformerXL(LanguageModel):
         check_lanes(tokens_BT, memory.batch_size)
         if self.same_length and memory.mem_len == 0:
             raise ValueError("same_length is true with mem_len 0, and needs a mem_len of at least 1")
+        memory = memory.zeroed()
         segment_len, slots = tokens_BT.shape[1], memory.hidden_LBMD.shape[2]
         visible_BTS = visible_keys(
             length_B=memory.length_B,

@@ -15,7 +15,10 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
+from transformer_xl.errors import UserError
 from transformer_xl.training import names
+
+_MODES = {"online": "online", "offline": "offline", "disabled": "disabled", "run": "online", "dryrun": "offline"}
 
 
 class Monitor(NamedTuple):
@@ -81,7 +84,7 @@ def _open(
         group=config.group,
         tags=config.tags,
         config=settings,
-        mode=mode,  # type: ignore[arg-type]  # WANDB_MODE may hold anything; W&B refuses what it does not know
+        mode=mode,  # type: ignore[arg-type]
         settings=wandb.Settings(
             silent=True, console="off", init_timeout=max(1.0, timeout), disable_git=True, x_disable_meta=True
         ),
@@ -93,8 +96,10 @@ def _open(
 
 def _mode(config: WandbConfig) -> tuple[str, str]:
     chosen = os.environ.get("WANDB_MODE")
-    if chosen:
-        return {"dryrun": "offline", "run": "online"}.get(chosen, chosen), f"WANDB_MODE={chosen}"
+    if chosen is not None:
+        if chosen not in _MODES:
+            raise UserError(f"the environment's WANDB_MODE is {chosen!r}, and must be one of {', '.join(_MODES)}")
+        return _MODES[chosen], f"WANDB_MODE={chosen}"
     if config.mode != "auto":
         return config.mode, f"logger.mode={config.mode}"
     return ("online", "") if _has_key() else ("offline", "not logged in: see `wandb login`")

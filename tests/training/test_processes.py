@@ -83,3 +83,16 @@ def test_two_processes_stop_together_and_go_on(text_file: Path, tmp_path: Path) 
     assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
     assert run_training([f"resume={folder}"], tmp_path).status == 0
     assert read_values(folder, "train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_two_processes_share_an_oddly_named_folder_and_text(text_file: Path, tmp_path: Path) -> None:
+    odd = tmp_path / 'it\'s "odd" a=b,[c] $d 记忆'
+    odd.mkdir()
+    text = odd / "text, with [blanks].txt"
+    text.write_bytes(text_file.read_bytes())
+    arguments = [argument for argument in tiny_overrides(text, tmp_path) if not argument.startswith("data.cache_dir")]
+    outcome = run_training([*arguments, "trainer.devices=2", "name=a, b"], odd)
+    assert outcome.status == 0, outcome.stderr
+    (folder,) = (odd / "outputs").glob("*/summary.json")
+    assert json.loads(folder.read_text())["status"] == "finished"

@@ -6,20 +6,22 @@ import time
 
 import torch
 
-_MATRIX = 1024
 _REPEATS = 5
+_MATRIX = {"cpu": 1024}
+_LARGE_MATRIX = 8192  # what a GPU needs to be busy
 
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Time a large matrix product in the run's precision: operations a second of one device."""
-    left = torch.randn(_MATRIX, _MATRIX, device=device).to(dtype)
-    right = torch.randn(_MATRIX, _MATRIX, device=device).to(dtype)
+    size = _MATRIX.get(device.type, _LARGE_MATRIX)
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
     best = float("inf")
     for _ in range(_REPEATS):
         start = time.perf_counter()
         float((left @ right)[0, 0])  # waits for the device
         best = min(best, time.perf_counter() - start)
-    return 2 * _MATRIX**3 / best
+    return 2 * size**3 / best
 
 
 class Stopwatch:

@@ -144,7 +144,8 @@ class Recorder(Callback):
             for nll_sum, step in zip(nll_sums.tolist(), steps, strict=True)
         ]
         norms = self._fetch_norms(steps)
-        self._refuse_not_finite(steps, losses, norms)
+        # float16's gradient scaler meets infinities by design, and skips those updates itself
+        self._refuse_not_finite(steps, losses, norms if trainer.precision != "16-mixed" else [None] * len(steps))
         tokens = self._tokens_after(steps[-1].step) - self._tokens_after(steps[0].step - 1)
         seconds = self._watch.lap()
         self.latest = Latest(steps[-1].step, losses[-1], tokens / seconds)

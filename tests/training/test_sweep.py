@@ -1,0 +1,33 @@
+"""A sweep of real runs: each job a process and a folder of its own, and one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_training, tiny_overrides
+
+
+@pytest.mark.slow
+def test_three_jobs_of_which_one_fails(text_file: Path, tmp_path: Path) -> None:
+    arguments = [*tiny_overrides(text_file, tmp_path), f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    arguments = [argument for argument in arguments if not argument.startswith("model.mem_len=")]
+    outcome = run_training(["-m", *arguments, "model.mem_len=0,-1,7"], tmp_path)
+    assert outcome.status == 1
+    assert "model.mem_len is -1" in outcome.stderr + outcome.stdout
+    summaries = {job: tmp_path / "sweep" / job / "summary.json" for job in ("0", "1", "2")}
+    assert [job for job, path in summaries.items() if path.exists()] == ["0", "2"]
+    objectives = [json.loads(summaries[job].read_text())["objective"] for job in ("0", "2")]
+    assert objectives[0] != objectives[1]
+    for objective in objectives:
+        assert f"{objective:.4f}"[:6] in outcome.stdout
+
+
+@pytest.mark.slow
+def test_jobs_on_two_processes_each(text_file: Path, tmp_path: Path) -> None:
+    arguments = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    outcome = run_training(["-m", *arguments, "seed=1,2"], tmp_path)
+    assert outcome.status == 0, outcome.stderr
+    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]

@@ -117,6 +117,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan,
             "config": dataclasses.asdict(config),
             "vocabulary": data.vocabulary.to_json(),
             "run_id": run_id,
+            "data_checksum": data.fingerprint.sha256,
         },
     )
 

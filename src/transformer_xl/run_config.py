@@ -13,8 +13,20 @@ import yaml
 from transformer_xl.config import Config, nearest, parse
 from transformer_xl.errors import UserError
 
-RESUMABLE = ("trainer.", "callbacks.", "logger.", "data.cache_dir")
-"""Settings that a resume may change; everything else decides what the next loss is."""
+RESUMABLE = ("trainer.", "callbacks.", "logger.", "data.path", "data.dir", "data.cache_dir")
+"""Settings that a resume may change, or how their names begin; everything else decides what the next loss is."""
+
+DECIDES_THE_LOSS = (
+    "trainer.precision",
+    "trainer.accumulate_grad_batches",
+    "trainer.limit_train_batches",
+    "trainer.overfit_batches",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.fast_dev_run",
+    "trainer.barebones",
+)
+"""The exceptions among those."""
 
 
 def resumed_config(folder: Path, overrides: dict[str, object]) -> Config:
@@ -32,9 +44,9 @@ def resumed_config(folder: Path, overrides: dict[str, object]) -> Config:
             node = node.get(group) if isinstance(node, dict) else None
         if not isinstance(node, dict) or name not in node:
             problems.append(f"{key} is not a setting of {folder} ({nearest(key, _dotted(saved))})")
-        elif not key.startswith(RESUMABLE) and node[name] != value:
+        elif node[name] != value and (not key.startswith(RESUMABLE) or key in DECIDES_THE_LOSS):
             problems.append(
-                f"{key} is {value!r} and was {_plain(node[name])}: a resume may change only {', '.join(RESUMABLE)}"
+                f"{key} is {value!r} and was {_plain(node[name])}, which a resume may not change: start a new run"
             )
         else:
             node[name] = value

@@ -228,6 +228,7 @@ def test_resume_refuses_what_would_make_another_run(tiny_run: Run, capsys: pytes
     for override, words in [
         ("model.mem_len=9", ["model.mem_len is 9", "was 7"]),
         ("seed=3", ["seed is 3", "was 1"]),
+        ("trainer.precision=64-true", ["trainer.precision", "64-true", "32-true"]),
         ("data.batch_siz=3", ["data.batch_siz", "data.batch_size"]),
         ("model=txl_small", ["model"]),
     ]:
@@ -235,6 +236,16 @@ def test_resume_refuses_what_would_make_another_run(tiny_run: Run, capsys: pytes
         error = capsys.readouterr().err
         assert all(word in error for word in words), error
         assert error.count("\n") == 1
+
+
+def test_resume_refuses_another_text(tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6")
+    other = tmp_path / "other.txt"
+    other.write_text("Another text. " * 1000)
+    capsys.readouterr()
+    outcome = tiny_run(f"resume={first.folder}", "trainer.max_steps=6", f"data.path={other}", base=False)
+    assert outcome.status == 2
+    assert "the text has changed" in capsys.readouterr().err
 
 
 def test_resume_of_a_finished_run_says_so(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:

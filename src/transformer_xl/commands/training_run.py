@@ -57,6 +57,11 @@ class TrainingRun:
         if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps:
             self.say(f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}")
             return _best_score(checkpoint)
+        if checkpoint is not None and checkpoint["data_checksum"] != data.fingerprint.sha256:
+            raise UserError(
+                f"the text has changed since {shown(self.folder)} was trained on it: its sha256 is "
+                f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
+            )
         run_id = checkpoint["run_id"] if checkpoint is not None else secrets.token_hex(4)
         model = build.make_network(self.config, data)
         datamodule = build.make_datamodule(self.config, data, plan)

@@ -16,8 +16,9 @@ from lightning.pytorch import Trainer
 
 from tests.conftest import REPOSITORY
 from transformer_xl import build
+from transformer_xl.checks import check
 from transformer_xl.commands.folders import register_resolvers
-from transformer_xl.config import Config, TrainerConfig, check
+from transformer_xl.config import Config, TrainerConfig
 from transformer_xl.model.registry import make_model
 
 CONF = REPOSITORY / "conf"

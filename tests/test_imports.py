@@ -13,7 +13,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "transformer_xl"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
-    {"config", "errors", "scores"},
+    {"config", "parsing", "checks", "errors", "scores"},
     {"model", "data"},
     {"training", "inference", "interop"},
     {"build", "plan", "devices", "run_config"},
@@ -21,7 +21,7 @@ LAYERS = [
 ]
 PEERS_MAY_MEET = [LAYERS[0], LAYERS[3]]  # single files; the packages of one layer stay apart
 FRAMEWORKS = {"lightning", "pytorch_lightning", "hydra", "omegaconf", "wandb"}
-PLAIN = {"config", "errors", "scores", "model"}
+PLAIN = {"config", "parsing", "checks", "errors", "scores", "model"}
 
 
 def unit_of(path: Path) -> str:

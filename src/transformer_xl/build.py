@@ -20,7 +20,6 @@ from transformer_xl.config import (
     InverseSquareRootConfig,
     PlateauConfig,
     RecallConfig,
-    parse,
 )
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
@@ -31,6 +30,7 @@ from transformer_xl.inference.sampling import sample_tokens
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
+from transformer_xl.parsing import parse
 from transformer_xl.plan import Plan
 from transformer_xl.run_config import expanded
 from transformer_xl.training.callbacks.checkpoint import Checkpoints

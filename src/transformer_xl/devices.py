@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from transformer_xl.config import Config, nearest
+from transformer_xl.config import Config
 from transformer_xl.errors import UserError
+from transformer_xl.parsing import nearest
 
 _ACCELERATORS = ["auto", "cpu", "gpu", "cuda", "mps", "tpu"]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from transformer_xl.config import Config, nearest, parse
+from transformer_xl.config import Config
 from transformer_xl.errors import UserError
+from transformer_xl.parsing import nearest, parse
 
 RESUMABLE = ("trainer.", "callbacks.", "logger.", "data.path", "data.dir", "data.cache_dir")
 """Settings that a resume may change, or how their names begin; everything else decides what the next loss is."""

@@ -14,11 +14,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from transformer_xl.config import StdlibConfig, TextConfig, UserError, Wikitext103Config
+from transformer_xl.config import StdlibConfig, TextConfig, Wikitext103Config
 from transformer_xl.data import cache, corpus, encoding
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.lanes import CorpusLanes
 from transformer_xl.data.sources import Piece
+from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
 TEXT = "".join(f"line {number} of the text, \u00e9\n" for number in range(100))

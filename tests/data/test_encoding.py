@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import UserError
 from transformer_xl.data import encoding
 from transformer_xl.data.encoding import build_vocabulary, read_text, read_words, token_dtype, write_tokens
 from transformer_xl.data.sources import Piece
 from transformer_xl.data.tokenizer import EOS, CharVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.errors import UserError
 
 ODD = "one two\r\n\r\nthree\rfour\n\n\u2028five\u00e9 \U0001f600\U0001f600\x1cend\x00\ufeff " + "long" * 30 + "\r"
 

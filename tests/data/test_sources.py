@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import StdlibConfig, TextConfig, UserError, Wikitext103Config
+from transformer_xl.config import StdlibConfig, TextConfig, Wikitext103Config
 from transformer_xl.data import cutting
 from transformer_xl.data.cutting import cut_into_splits
 from transformer_xl.data.sources import Sources, find_sources
+from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
 

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.config import RecallConfig, UserError
+from transformer_xl.config import RecallConfig
 from transformer_xl.data.lanes import LaneSource, evaluation_lanes, split_evenly, training_lanes
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.stream import Batch, EvalStream, TrainStream, segments_per_epoch, steps_per_epoch
+from transformer_xl.errors import UserError
 
 sizes = st.integers(1, 6)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import UserError
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
     CharVocabulary,
@@ -16,6 +15,7 @@ from transformer_xl.data.tokenizer import (
     load_vocabulary,
     vocabulary_from_json,
 )
+from transformer_xl.errors import UserError
 
 ODD_TEXTS = [
     "",

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from transformer_xl.commands import literals
-from transformer_xl.config import nearest
 from transformer_xl.errors import UserError
+from transformer_xl.parsing import nearest
 
 VERSION_BASE = "1.3"
 _ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})

@@ -15,11 +15,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from transformer_xl import build, devices, run_config
+from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, metric
-from transformer_xl.config import Config, WandbConfig, check
+from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.errors import Stopped, UserError

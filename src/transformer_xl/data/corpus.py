@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig, UserError
+from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig
 from transformer_xl.data.cache import (
     FORMAT,
     SIDECAR,
@@ -30,6 +30,7 @@ from transformer_xl.data.encoding import Written, build_vocabulary, piece_sha256
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, evaluation_lanes, training_lanes
 from transformer_xl.data.sources import SPLITS, Piece, Sources, find_sources
 from transformer_xl.data.tokenizer import UNK, Vocabulary
+from transformer_xl.errors import UserError
 
 _ATTEMPTS = 5
 

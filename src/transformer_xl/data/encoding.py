@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import UserError
 from transformer_xl.data.sources import Piece
 from transformer_xl.data.tokenizer import (
     EOS,
@@ -25,6 +24,7 @@ from transformer_xl.data.tokenizer import (
     WordVocabulary,
     split_words,
 )
+from transformer_xl.errors import UserError
 
 CHUNK_BYTES = 2 << 20
 

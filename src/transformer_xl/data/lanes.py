@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import UserError
 from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.errors import UserError
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig, UserError, Wikitext103Config
+from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig, Wikitext103Config
 from transformer_xl.data.cutting import cut_into_splits
+from transformer_xl.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.config import UserError
 from transformer_xl.data.lanes import LaneSource, split_evenly
+from transformer_xl.errors import UserError
 
 _FORMAT = 1
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.config import UserError
 from transformer_xl.data.vocabulary import Vocabulary as Vocabulary
 from transformer_xl.data.vocabulary import flat_ids, require_symbols
+from transformer_xl.errors import UserError
 
 EOS = "<eos>"
 UNK = "<unk>"

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.config import UserError
+from transformer_xl.errors import UserError
 
 
 class Vocabulary(ABC):

@@ -15,11 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, parse
+from transformer_xl.config import ModelConfig
 from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
+from transformer_xl.parsing import parse
 
 CHECKPOINT_FORMAT = 1
 _FORMAT = "transformer_xl"

@@ -6,12 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from transformer_xl.config import (
-    ConstantConfig,
-    CosineConfig,
-    InverseSquareRootConfig,
-    PlateauConfig,
-)
+from transformer_xl.config import ConstantConfig, CosineConfig, InverseSquareRootConfig, PlateauConfig
 
 
 class Schedule(Protocol):

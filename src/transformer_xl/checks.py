@@ -1,0 +1,160 @@
+"""The checks across the configuration's fields: what cannot work is refused before any work begins."""
+
+from __future__ import annotations
+
+from transformer_xl.config import (
+    AdamConfig,
+    Config,
+    CosineConfig,
+    DataConfig,
+    ModelConfig,
+    PlateauConfig,
+    RecallConfig,
+    StdlibConfig,
+    TextConfig,
+    TrainerConfig,
+    Wikitext103Config,
+)
+from transformer_xl.errors import UserError
+
+
+def check(config: Config) -> None:
+    """Refuse values that cannot work, before any work begins.
+
+    Raises:
+        UserError: every problem found, in one sentence.
+    """
+    problems = [
+        *_check_model(config.model),
+        *_check_lengths(config),
+        *_check_data(config.data),
+        *_check_optimization(config),
+        *_check_trainer(config.trainer),
+    ]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _at_least(minimum: float, **values: float | None) -> list[str]:
+    return [
+        f"{name.replace('__', '.')} is {value}, and must be at least {minimum}"
+        for name, value in values.items()
+        if value is not None and not value >= minimum
+    ]
+
+
+def _within(low: float, high: float, **values: float) -> list[str]:
+    return [
+        f"{name.replace('__', '.')} is {value}, and must be at least {low} and below {high}"
+        for name, value in values.items()
+        if not low <= value < high
+    ]
+
+
+def _check_model(model: ModelConfig) -> list[str]:
+    problems = _at_least(
+        1,
+        model__n_layer=model.n_layer,
+        model__d_model=model.d_model,
+        model__n_head=model.n_head,
+        model__d_head=model.d_head,
+        model__d_inner=model.d_inner,
+    )
+    if model.d_model % 2:
+        problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
+    problems += _within(0, 1, model__dropout=model.dropout, model__dropatt=model.dropatt)
+    return problems + _at_least(0, model__init_std=model.init_std)
+
+
+def _check_lengths(config: Config) -> list[str]:
+    problems = []
+    for key, lengths in (("model", config.model), ("eval", config.eval)):
+        if lengths.mem_len < 0:
+            problems.append(f"{key}.mem_len is {lengths.mem_len}, and must be at least 0")
+        if lengths.same_length and lengths.mem_len == 0:
+            problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
+        if lengths.clamp_len is not None and lengths.clamp_len < 0:
+            problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null (off) or at least 0")
+    return problems + _at_least(
+        1,
+        data__batch_size=config.data.batch_size,
+        data__segment_len=config.data.segment_len,
+        data__lane_chunks=config.data.lane_chunks,
+        eval__batch_size=config.eval.batch_size,
+        eval__segment_len=config.eval.segment_len,
+    )
+
+
+def _check_data(data: DataConfig) -> list[str]:
+    problems = []
+    if isinstance(data, TextConfig) and data.path is None:
+        problems.append("data.path is null, and must name a text file or a folder of text files")
+    if isinstance(data, Wikitext103Config):
+        if data.dir is None:
+            problems.append(
+                "data.dir is null, and must name the folder that holds wiki.train.tokens, wiki.valid.tokens and "
+                "wiki.test.tokens of WikiText-103"
+            )
+        if data.tokenizer != "word":
+            problems.append(f"data.tokenizer is {data.tokenizer!r}, and must be 'word' for WikiText-103's token files")
+    if isinstance(data, StdlibConfig | TextConfig):
+        problems += _within(0, 1, data__valid_fraction=data.valid_fraction, data__test_fraction=data.test_fraction)
+        if data.valid_fraction + data.test_fraction >= 1:
+            problems.append(
+                f"data.valid_fraction {data.valid_fraction} and data.test_fraction {data.test_fraction} leave no "
+                "training text, and must add up to less than 1"
+            )
+    if isinstance(data, RecallConfig):
+        problems += _at_least(2, data__n_symbols=data.n_symbols)
+        problems += _at_least(1, data__block_len=data.block_len)
+        period = 2 * data.block_len
+        problems += _at_least(period, data__train_tokens=data.train_tokens, data__eval_tokens=data.eval_tokens)
+    return problems
+
+
+def _check_optimization(config: Config) -> list[str]:
+    optimizer, scheduler = config.optimizer, config.scheduler
+    problems = _at_least(
+        0,
+        optimizer__lr=optimizer.lr,
+        optimizer__weight_decay=optimizer.weight_decay,
+        scheduler__warmup_steps=scheduler.warmup_steps,
+    )
+    if isinstance(optimizer, AdamConfig):
+        problems += _within(0, 1, optimizer__beta1=optimizer.beta1, optimizer__beta2=optimizer.beta2)
+        problems += _at_least(0, optimizer__eps=optimizer.eps)
+    else:
+        problems += _within(0, 1, optimizer__momentum=optimizer.momentum)
+    if isinstance(scheduler, CosineConfig):
+        problems += _at_least(0, scheduler__min_lr=scheduler.min_lr)
+        if scheduler.total_steps != -1:
+            problems += _at_least(1, scheduler__total_steps=scheduler.total_steps)
+    if isinstance(scheduler, PlateauConfig):
+        problems += _within(0, 1, scheduler__factor=scheduler.factor)
+        problems += _at_least(0, scheduler__patience=scheduler.patience, scheduler__min_lr=scheduler.min_lr)
+    return problems
+
+
+def _check_trainer(trainer: TrainerConfig) -> list[str]:
+    problems = _at_least(
+        1,
+        trainer__accumulate_grad_batches=trainer.accumulate_grad_batches,
+        trainer__log_every_n_steps=trainer.log_every_n_steps,
+        trainer__num_nodes=trainer.num_nodes,
+        trainer__max_epochs=trainer.max_epochs if trainer.max_epochs != -1 else None,
+        trainer__check_val_every_n_epoch=trainer.check_val_every_n_epoch,
+    )
+    problems += _at_least(0, trainer__gradient_clip_val=trainer.gradient_clip_val)
+    if trainer.max_steps < 1 and trainer.max_steps != -1:
+        problems.append(f"trainer.max_steps is {trainer.max_steps}, and must be at least 1, or -1 with max_epochs")
+    if trainer.max_steps == -1 and trainer.max_epochs is None:
+        problems.append("trainer.max_steps is -1 and trainer.max_epochs is null; one of them must say when to stop")
+    interval = trainer.val_check_interval
+    if isinstance(interval, int) and interval < 1:
+        problems.append(f"trainer.val_check_interval is {interval}, and must be at least 1 optimizer step")
+    if isinstance(interval, float) and not 0 < interval <= 1:
+        problems.append(
+            f"trainer.val_check_interval is {interval}, and must be a whole number of optimizer steps, or a fraction "
+            "of an epoch above 0 and at most 1"
+        )
+    return problems

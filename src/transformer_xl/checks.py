@@ -13,6 +13,7 @@ from transformer_xl.config import (
     StdlibConfig,
     TextConfig,
     TrainerConfig,
+    WandbConfig,
     Wikitext103Config,
 )
 from transformer_xl.errors import UserError
@@ -30,6 +31,7 @@ def check(config: Config) -> None:
         *_check_data(config.data),
         *_check_optimization(config),
         *_check_trainer(config.trainer),
+        *_check_callbacks(config),
     ]
     if problems:
         raise UserError("; ".join(problems))
@@ -157,4 +159,30 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
             f"trainer.val_check_interval is {interval}, and must be a whole number of optimizer steps, or a fraction "
             "of an epoch above 0 and at most 1"
         )
+    for name in ("limit_train_batches", "overfit_batches"):
+        limit = getattr(trainer, name)
+        if limit is not None and (limit < 0 or (limit == 0 and name == "limit_train_batches")):
+            problems.append(f"trainer.{name} is {limit}, and must be a number of segments above 0, or a share of them")
+        if isinstance(limit, float) and limit > 1:
+            problems.append(f"trainer.{name} is {limit}, and must be at most 1.0 as a share, or a whole number")
+    return problems
+
+
+def _check_callbacks(config: Config) -> list[str]:
+    callbacks = config.callbacks
+    problems = _at_least(
+        0,
+        seed=config.seed,
+        callbacks__sample__n_tokens=callbacks.sample.n_tokens,
+        callbacks__sample__temperature=callbacks.sample.temperature,
+        callbacks__report__memory_tokens=callbacks.report.memory_tokens,
+    )
+    problems += _at_least(
+        1,
+        callbacks__checkpoint__every_n_train_steps=callbacks.checkpoint.every_n_train_steps,
+        callbacks__sample__top_k=callbacks.sample.top_k,
+        callbacks__throughput__peak_flops=callbacks.throughput.peak_flops,
+    )
+    if isinstance(config.logger, WandbConfig):
+        problems += _at_least(1, logger__timeout_seconds=config.logger.timeout_seconds)
     return problems

@@ -68,6 +68,8 @@ class ProgressDisplay(Callback):
         """Print the validation loss on a line of its own."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
+        if self._recorder.latest is not None:
+            self._shown_step = self._recorder.latest.step  # older than the line below
         loss = pl_module.scores[names.VALIDATION].loss
         self._console.print(
             f"step {trainer.global_step}/{self._max_steps}  validation {self._figures(loss)}", highlight=False

@@ -68,7 +68,7 @@ def test_two_processes_stop_together_and_go_on(text_file: Path, tmp_path: Path) 
         *tiny_overrides(text_file, tmp_path),
         "trainer.devices=2",
         "trainer.precision=64-true",
-        "trainer.max_steps=200",
+        "trainer.max_steps=600",
         "trainer.log_every_n_steps=1",
         "trainer.val_check_interval=50",
     ]

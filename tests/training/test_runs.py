@@ -107,16 +107,16 @@ def test_best_checkpoint_is_the_best_validation(tiny_run: Run) -> None:
         "optimizer=sgd",
         "scheduler=constant",
         "scheduler.warmup_steps=100",
-        "optimizer.lr=10",
+        "optimizer.lr=100",
         "trainer.gradient_clip_val=null",
         "trainer.val_check_interval=1",
-        "trainer.max_steps=8",
+        "trainer.max_steps=4",
     )
     scores = outcome.values("val/loss")
     best = min(scores, key=lambda step: scores[step])  # type: ignore[arg-type, return-value]
-    assert best < 8
+    assert best < 4
     assert outcome.checkpoint("best")["global_step"] == best
-    assert outcome.checkpoint("last")["global_step"] == 8
+    assert outcome.checkpoint("last")["global_step"] == 4
 
 
 def test_load_model_takes_run_folder_and_checkpoint(tiny_run: Run) -> None:
@@ -163,7 +163,7 @@ def test_a_text_without_validation_and_test_parts_trains(tiny_run: Run) -> None:
     assert outcome.summary["objective"] == outcome.values("train/loss")[6]
 
 
-@pytest.mark.parametrize("interval", [3, 4])
+@pytest.mark.parametrize("interval", [3, 50])
 def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
     text_file: Path, tmp_path: Path, interval: int
 ) -> None:
@@ -172,7 +172,7 @@ def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
         *tiny_overrides(text_file, tmp_path),
         *DROPOUT,
         "data.lane_chunks=2",
-        "trainer.max_steps=300",
+        "trainer.max_steps=800",
         f"trainer.val_check_interval={interval}",
         "trainer.limit_train_batches=40",
         "callbacks.sample.n_tokens=2",
@@ -193,7 +193,7 @@ def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
         if number is not None:
             summary = json.loads((folder / "summary.json").read_text())
             assert (summary["status"], summary["exit_code"]) == ("stopped", expected)
-            assert 0 < summary["step"] < 300
+            assert 0 < summary["step"] < 800
             assert f"resume={folder}" in stderr
         command = [f"resume={folder}"]
     assert read_values(folder, "train/loss") == whole.values("train/loss")

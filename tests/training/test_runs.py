@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import yaml
 
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, start_training, tiny_overrides
+from transformer_xl.data.stream import Batch
+from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
 DROPOUT = ["model.dropout=0.2", "model.dropatt=0.1"]
@@ -163,7 +166,7 @@ def test_a_text_without_validation_and_test_parts_trains(tiny_run: Run) -> None:
     assert outcome.summary["objective"] == outcome.values("train/loss")[6]
 
 
-@pytest.mark.parametrize("interval", [3, 50])
+@pytest.mark.parametrize("interval", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
     text_file: Path, tmp_path: Path, interval: int
 ) -> None:
@@ -211,6 +214,32 @@ def wait_for_new_steps(folder: Path, count: int, process: object) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None  # type: ignore[attr-defined]
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)], ids=str
+)
+def test_a_signal_between_two_steps_stops_at_the_next(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    def send(module: LanguageModule, outputs: object, batch: Batch, batch_idx: int) -> None:
+        if batch.step == 3:  # after this program's own hooks have looked for a signal
+            os.kill(os.getpid(), number)
+
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    monkeypatch.setattr(LanguageModule, "on_train_batch_end", send)
+    outcome = tiny_run("trainer.max_steps=9", "trainer.val_check_interval=9")
+    assert outcome.status == outcome.summary["exit_code"] == status
+    assert outcome.summary["status"] == "stopped"
+    assert outcome.checkpoint()["global_step"] == 4
+    assert {kind: signal.getsignal(kind) for kind in before} == before
+
+
+def test_a_signal_during_the_final_test_is_no_success(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LanguageModule, "test_step", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = tiny_run()
+    assert outcome.status == outcome.summary["exit_code"] == 143
+    assert outcome.checkpoint()["global_step"] == 6
 
 
 def test_resume_takes_the_runs_own_settings_and_lays_this_commands_on_them(tiny_run: Run) -> None:

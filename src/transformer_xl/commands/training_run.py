@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -118,6 +119,9 @@ class TrainingRun:
         try:
             yield
             self.summary.status, self.summary.exit_code = "finished", 0
+        except SIGTERMException as error:
+            self.summary.status, self.summary.exit_code = "stopped", 143
+            raise Stopped("stopped by SIGTERM after the last step: training is done", exit_code=143) from error
         except BaseException as error:
             self.summary.status, self.summary.exit_code = _outcome_of(error)
             if not self.is_main and isinstance(error, Stopped | UserError):

@@ -59,10 +59,19 @@ class Checkpoints(Callback):
         self._signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run."""
+        self._take_signals()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Take over the signals that stop a run."""
+        self._take_signals()
+
+    def _take_signals(self) -> None:
+        # not before Lightning has set its own handlers, which would end a run between two hooks with status 0
         for number in EXIT_CODES:
-            self._previous[number] = signal.signal(number, self._remember)
+            handler = signal.signal(number, self._remember)
+            self._previous.setdefault(number, handler)
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Give the signals back."""

@@ -63,6 +63,7 @@ _DERIVED_ARGUMENTS = {
     "log_every_n_steps",
     "max_epochs",
     "max_steps",
+    "max_time",
     "min_epochs",
     "min_steps",
     "overfit_batches",
@@ -174,6 +175,8 @@ def make_callbacks(
         validate_every_n_steps=plan.validate_every,
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,
+        min_steps=plan.min_steps,
+        max_seconds=plan.max_seconds,
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
 
@@ -213,7 +216,6 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     else:
         own = {"logger": False, "log_every_n_steps": 1}
         own |= {"enable_checkpointing": False, "enable_progress_bar": False}
-    minimum = [config.trainer.min_steps or 0, (config.trainer.min_epochs or 0) * plan.steps_per_epoch]
     try:
         trainer = Trainer(
             **plain,
@@ -222,11 +224,10 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
             plugins=[CheckpointFile()],
             default_root_dir=settings["default_root_dir"] or folder,
             max_steps=plan.max_steps,
-            min_steps=min(max(minimum), plan.max_steps) or None,
             accumulate_grad_batches=plan.micro_batches,
             val_check_interval=None if plan.validate_every is None else plan.validate_every * plan.micro_batches,
             check_val_every_n_epoch=None,
-            limit_val_batches=0 if plan.validate_every is None else plan.limit_val,
+            limit_val_batches=plan.limit_val,
             limit_test_batches=plan.limit_test,
         )
     except (MisconfigurationException, ValueError, TypeError) as error:

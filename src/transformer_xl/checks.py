@@ -146,11 +146,23 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
         trainer__max_epochs=trainer.max_epochs if trainer.max_epochs != -1 else None,
         trainer__check_val_every_n_epoch=trainer.check_val_every_n_epoch,
     )
-    problems += _at_least(0, trainer__gradient_clip_val=trainer.gradient_clip_val)
+    if trainer.gradient_clip_val is not None and trainer.gradient_clip_val <= 0:
+        problems.append(
+            f"trainer.gradient_clip_val is {trainer.gradient_clip_val}, and must be above 0, or null for off"
+        )
+    if trainer.max_time is not None and seconds_of(trainer.max_time) is None:
+        problems.append(f"trainer.max_time is {trainer.max_time!r}, and must read DD:HH:MM:SS")
+    if any(word in trainer.strategy for word in ("spawn", "fork", "notebook")):
+        problems.append(
+            f"trainer.strategy is {trainer.strategy!r}, and must start its processes as commands: use ddp or auto"
+        )
+    problems += _at_least(0, trainer__fast_dev_run=trainer.fast_dev_run)
     if trainer.max_steps < 1 and trainer.max_steps != -1:
         problems.append(f"trainer.max_steps is {trainer.max_steps}, and must be at least 1, or -1 with max_epochs")
-    if trainer.max_steps == -1 and trainer.max_epochs is None:
-        problems.append("trainer.max_steps is -1 and trainer.max_epochs is null; one of them must say when to stop")
+    if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
+        problems.append(
+            f"trainer.max_steps is -1 and trainer.max_epochs is {trainer.max_epochs}; one of them must say when to stop"
+        )
     interval = trainer.val_check_interval
     if isinstance(interval, int) and interval < 1:
         problems.append(f"trainer.val_check_interval is {interval}, and must be at least 1 optimizer step")
@@ -159,7 +171,7 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
             f"trainer.val_check_interval is {interval}, and must be a whole number of optimizer steps, or a fraction "
             "of an epoch above 0 and at most 1"
         )
-    for name in ("limit_train_batches", "overfit_batches"):
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
         limit = getattr(trainer, name)
         if limit is not None and (limit < 0 or (limit == 0 and name == "limit_train_batches")):
             problems.append(f"trainer.{name} is {limit}, and must be a number of segments above 0, or a share of them")
@@ -168,11 +180,19 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
     return problems
 
 
+def seconds_of(max_time: str) -> float | None:
+    """Read DD:HH:MM:SS; None where it is something else."""
+    parts = max_time.split(":")
+    if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
+        return None
+    days, hours, minutes, seconds = map(int, parts)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def _check_callbacks(config: Config) -> list[str]:
     callbacks = config.callbacks
     problems = _at_least(
         0,
-        seed=config.seed,
         callbacks__sample__n_tokens=callbacks.sample.n_tokens,
         callbacks__sample__temperature=callbacks.sample.temperature,
         callbacks__report__memory_tokens=callbacks.report.memory_tokens,
@@ -183,6 +203,8 @@ def _check_callbacks(config: Config) -> list[str]:
         callbacks__sample__top_k=callbacks.sample.top_k,
         callbacks__throughput__peak_flops=callbacks.throughput.peak_flops,
     )
+    if not 0 <= config.seed < 2**63:
+        problems.append(f"seed is {config.seed}, and must be at least 0 and below 2**63")
     if isinstance(config.logger, WandbConfig):
         problems += _at_least(1, logger__timeout_seconds=config.logger.timeout_seconds)
     return problems

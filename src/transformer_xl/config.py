@@ -221,7 +221,7 @@ class TrainerConfig:
     accumulate_grad_batches: int
     gradient_clip_val: float | None
     gradient_clip_algorithm: Literal["norm", "value"]
-    deterministic: bool | str | None
+    deterministic: bool | Literal["warn"] | None
     benchmark: bool | None
     inference_mode: bool
     use_distributed_sampler: bool

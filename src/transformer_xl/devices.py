@@ -33,6 +33,10 @@ def with_device_settings(config: Config) -> Config:
         )
     if trainer.accelerator == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator is 'mps', and this machine has none; use trainer.accelerator=cpu")
+    if trainer.precision in ("16-mixed", "16", 16) and not torch.cuda.is_available():
+        raise UserError(
+            f"trainer.precision is {trainer.precision!r}, which needs a CUDA device; use bf16-mixed or 32-true"
+        )
     if trainer.precision == "auto":
         trainer = replace(trainer, precision=_precision_of(trainer.accelerator))
     return replace(config, trainer=trainer)

@@ -87,7 +87,7 @@ def _parse_value(hint: Any, value: Any, key: str, problems: list[str]) -> Any:
 def _parse_kind(classes: list[Any], value: Any, key: str, problems: list[str]) -> Any:
     kinds = {kind: cls for cls in classes for kind in get_args(get_type_hints(cls)["kind"])}
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         problems.append(f"{key}.kind is {kind!r} ({nearest(str(kind), list(kinds))})")
         return None
     return _parse_dataclass(kinds[kind], value, key, problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformer_xl.checks import seconds_of
 from transformer_xl.config import Config
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.stream import segments_per_epoch, steps_per_epoch
@@ -19,8 +20,10 @@ class Plan:
         steps_per_epoch: steps that read at least one epoch.
         micro_batches: batches of an optimizer step.
         validate_every: None: no validation.
-        limit_val: segments (int) or share (float) that a validation reads; None: all.
+        limit_val: segments that a validation reads; None: all.
         limit_test: the same for the test; 0: no test.
+        min_steps: before which a time limit does not end the run.
+        max_seconds: a time limit; None: none.
         log_every: between writings of the log.
         checkpointing: whether checkpoints are written.
     """
@@ -30,8 +33,10 @@ class Plan:
     steps_per_epoch: int
     micro_batches: int
     validate_every: int | None
-    limit_val: int | float | None
-    limit_test: int | float | None
+    limit_val: int | None
+    limit_test: int | None
+    min_steps: int
+    max_seconds: float | None
     log_every: int
     checkpointing: bool
 
@@ -51,15 +56,19 @@ def make_plan(config: Config, data: Dataset) -> Plan:
     dev_steps = int(trainer.fast_dev_run)
     limit_val = dev_steps or _first_given(overfit, trainer.limit_val_batches)
     limit_test = dev_steps or _first_given(overfit, trainer.limit_test_batches)
-    counts = data.counts()
+    limit_val = _segments_read(config, data, "valid", limit_val)
+    limit_test = _segments_read(config, data, "test", limit_test)
+    min_epochs = _steps_of_epochs(trainer.min_epochs or 0, segments, trainer.accumulate_grad_batches)
     return Plan(
-        max_steps=dev_steps or _max_steps(config, steps),
+        max_steps=dev_steps or _max_steps(config, segments),
         segments=segments,
         steps_per_epoch=steps,
         micro_batches=trainer.accumulate_grad_batches * config.data.lane_chunks,
-        validate_every=None if limit_val == 0 or counts["valid"] == 0 else _validate_every(config, steps),
+        validate_every=None if limit_val == 0 else _validate_every(config, steps),
         limit_val=limit_val,
-        limit_test=0 if counts["test"] == 0 else limit_test,
+        limit_test=limit_test,
+        min_steps=max(trainer.min_steps or 0, min_epochs),
+        max_seconds=None if trainer.max_time is None else seconds_of(trainer.max_time),
         log_every=trainer.log_every_n_steps,
         checkpointing=trainer.enable_checkpointing and not dev_steps and not trainer.barebones,
     )
@@ -69,11 +78,27 @@ def _first_given(*values: int | float | None) -> int | float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _max_steps(config: Config, steps_per_epoch: int) -> int:
+def _segments_read(config: Config, data: Dataset, split: str, limit: int | float | None) -> int | None:
+    """Turn a limit of an evaluation into segments; 0 where the split is empty."""
+    if data.counts()[split] == 0:
+        return 0
+    if not isinstance(limit, float):
+        return limit
+    lengths = config.eval
+    source = data.lanes(split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
+    segments = segments_per_epoch(lane_len=source.lane_len, segment_len=lengths.segment_len, limit=None)
+    return max(1, round(limit * segments)) if limit > 0 else 0
+
+
+def _steps_of_epochs(epochs: int, segments: int, accumulate: int) -> int:
+    return -(-epochs * segments // accumulate)
+
+
+def _max_steps(config: Config, segments: int) -> int:
     trainer = config.trainer
     limits = [trainer.max_steps] if trainer.max_steps > 0 else []
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        limits.append(trainer.max_epochs * steps_per_epoch)
+        limits.append(_steps_of_epochs(trainer.max_epochs, segments, trainer.accumulate_grad_batches))
     return min(limits)
 
 

@@ -45,19 +45,24 @@ def resumed_config(folder: Path, overrides: dict[str, object]) -> Config:
             node = node.get(group) if isinstance(node, dict) else None
         if not isinstance(node, dict) or name not in node:
             problems.append(f"{key} is not a setting of {folder} ({nearest(key, _dotted(saved))})")
+        elif isinstance(node[name], dict):
+            if key == "logger" and value == "none":
+                node[name] = {"kind": "none"}
+            elif value != node[name].get("kind"):
+                problems.append(
+                    f"{key}={value} is chosen when a run starts, and a resume may not change it: leave it out"
+                )
+        elif key == "trainer.precision" and value == "auto":
+            continue
         elif node[name] != value and (not key.startswith(RESUMABLE) or key in DECIDES_THE_LOSS):
             problems.append(
-                f"{key} is {value!r} and was {_plain(node[name])}, which a resume may not change: start a new run"
+                f"{key} is {value!r} and was {node[name]!r}, which a resume may not change: start a new run"
             )
         else:
             node[name] = value
     if problems:
         raise UserError("; ".join(problems))
     return replace(expanded(parse(Config, saved)), resume=str(folder))
-
-
-def _plain(value: object) -> str:
-    return "another choice" if isinstance(value, dict) else repr(value)
 
 
 def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:

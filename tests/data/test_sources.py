@@ -152,11 +152,11 @@ def test_the_search_for_a_line_end_is_bounded(tmp_path: Path, monkeypatch: pytes
 
 def test_a_folder_is_one_text_in_the_order_of_its_names(tmp_path: Path, text_config: TextConfigs) -> None:
     folder = tmp_path / "texts"
-    for name in ("b.txt", "a/z.txt", "a.txt", ".hidden", ".git/config", "test.txt", "train.txt"):
+    for name in ("b.txt", "a/z.txt", "a.txt", ".hidden", ".git/config", "test.txt"):
         write(folder / name, name.encode() + b"\n")
     sources = find_sources(text_config(folder))
-    assert [file.name for file in sources.files] == ["a.txt", "a/z.txt", "b.txt", "test.txt", "train.txt"]
-    assert b"".join(contents(sources).values()) == b"a.txt\na/z.txt\nb.txt\ntest.txt\ntrain.txt\n"
+    assert [file.name for file in sources.files] == ["a.txt", "a/z.txt", "b.txt", "test.txt"]
+    assert b"".join(contents(sources).values()) == b"a.txt\na/z.txt\nb.txt\ntest.txt\n"
 
 
 @pytest.mark.parametrize("valid", ["valid", "validation", "val"])
@@ -167,6 +167,20 @@ def test_a_folder_of_splits_is_taken_as_it_is(valid: str, tmp_path: Path, text_c
     write(folder / "README", b"about")
     parts = contents(find_sources(text_config(folder)))
     assert parts == {"train": b"train", "valid": valid.encode(), "test": b"test"}
+
+
+def test_splits_may_have_different_suffixes(tmp_path: Path, text_config: TextConfigs) -> None:
+    for name in ("train.txt", "valid.tokens", "test.md"):
+        write(tmp_path / "texts" / name, name.encode())
+    parts = contents(find_sources(text_config(tmp_path / "texts")))
+    assert parts == {"train": b"train.txt", "valid": b"valid.tokens", "test": b"test.md"}
+
+
+def test_a_training_file_without_the_other_splits_is_refused(tmp_path: Path, text_config: TextConfigs) -> None:
+    for name in ("train.txt", "test.txt"):
+        write(tmp_path / "texts" / name, b"x")
+    with pytest.raises(UserError, match=r"train\.txt, test\.txt.*one file a split"):
+        find_sources(text_config(tmp_path / "texts"))
 
 
 def test_two_files_for_a_split_are_refused_by_name(tmp_path: Path, text_config: TextConfigs) -> None:

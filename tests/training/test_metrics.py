@@ -39,5 +39,13 @@ def test_the_sum_is_kept_in_float64() -> None:
     assert metric.score().loss == (2.0**24 + 10) / 11
 
 
+def test_the_sum_stays_float64_in_a_module_that_turns_to_bfloat16() -> None:
+    metric = TokenLoss().to(torch.bfloat16)
+    metric.reset()
+    for _ in range(1000):
+        metric.update(torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64))
+    assert metric.score() == (1.0, 1000)
+
+
 def test_bits_a_character() -> None:
     assert in_unit(math.log(8), "bpc") == pytest.approx(3)

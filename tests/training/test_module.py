@@ -99,8 +99,10 @@ def test_validation_by_epochs_and_by_shares_of_one(tiny_run: Run) -> None:
 
 
 def test_max_epochs_ends_a_run(tiny_run: Run) -> None:
-    outcome = tiny_run("trainer.limit_train_batches=3", "trainer.max_epochs=2", "trainer.max_steps=-1")
-    assert max(outcome.values("train/loss")) == 6
+    epochs = ["trainer.limit_train_batches=3", "trainer.max_epochs=2", "trainer.max_steps=-1"]
+    assert max(tiny_run(*epochs, name="plain").values("train/loss")) == 6
+    accumulated = tiny_run(*epochs, "trainer.accumulate_grad_batches=2", name="accumulated")
+    assert max(accumulated.values("train/loss")) == 3
 
 
 def test_a_limited_epoch_is_read_again(tiny_run: Run) -> None:

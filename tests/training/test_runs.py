@@ -242,6 +242,73 @@ def test_a_signal_during_the_final_test_is_no_success(tiny_run: Run, monkeypatch
     assert outcome.checkpoint()["global_step"] == 6
 
 
+def test_max_time_stops_at_a_whole_step_and_the_run_goes_on(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = ["data.lane_chunks=2", "trainer.accumulate_grad_batches=3", *DROPOUT]
+    whole = tiny_run(*many, name="whole")
+    now = iter(range(0, 10_000))
+    with monkeypatch.context() as patched:
+        patched.setattr("transformer_xl.training.callbacks.checkpoint.monotonic", lambda: float(next(now)))
+        stopped = tiny_run(*many, "trainer.max_time=00:00:00:02", "trainer.min_steps=2", name="stopped")
+    assert stopped.status == 0
+    assert stopped.summary["status"] == "stopped"
+    step = stopped.checkpoint()["global_step"]
+    assert 2 <= step < 6
+    assert stopped.checkpoint()["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["batches"] == 6 * step
+    assert tiny_run(f"resume={stopped.folder}", "trainer.max_time=null", base=False).status == 0
+    assert read_values(stopped.folder, "train/loss") == whole.values("train/loss")
+
+
+def test_a_run_stopped_after_its_last_step_is_reported_by_a_resume(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModule, "test_step", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+        outcome = tiny_run()
+    assert outcome.status == outcome.summary["exit_code"] == 75
+    capsys.readouterr()
+    assert tiny_run(f"resume={outcome.folder}", base=False).status == 0
+    assert "validation" in capsys.readouterr().out
+    assert outcome.summary["status"] == "finished"
+    assert set(outcome.summary["metrics"]) == {"valid", "test"}
+
+
+def test_a_folder_that_holds_a_run_is_not_taken_for_another(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tiny_run()
+    lines = (first.folder / "metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert tiny_run("seed=2").status == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert (first.folder / "metrics.jsonl").read_text() == lines
+
+
+def test_a_minimum_of_steps_does_not_keep_the_end_from_validating(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.min_steps=5", "trainer.max_steps=5", "trainer.min_epochs=1")
+    assert list(outcome.values("val/loss")) == [3, 5]
+
+
+def test_scores_of_bfloat16_weights_are_summed_in_float64(tiny_run: Run) -> None:
+    outcome = tiny_run(
+        "trainer.precision=bf16-true",
+        "trainer.limit_test_batches=null",
+        "callbacks.report.memory_tokens=100000",
+        "eval.segment_len=2",
+    )
+    metrics = outcome.summary["metrics"]
+    assert metrics["test"]["loss"] == pytest.approx(metrics["test_beginning_memory_7"]["loss"], rel=1e-6)
+
+
+def test_limits_may_be_shares_however_small(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.limit_val_batches=0.0001", "trainer.limit_test_batches=0.5")
+    assert outcome.summary["metrics"]["valid"]["tokens"] == 20
+    assert 400 < outcome.summary["metrics"]["test"]["tokens"] < 1100
+
+
+def test_resume_may_name_what_is_already_so_and_turn_the_logger_off(tiny_run: Run) -> None:
+    first = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6")
+    same = ["data=text", "trainer.precision=auto", "logger=none", "seed=1", "trainer.max_steps=6"]
+    assert tiny_run(f"resume={first.folder}", *same, base=False).status == 0
+
+
 def test_resume_takes_the_runs_own_settings_and_lays_this_commands_on_them(tiny_run: Run) -> None:
     first = tiny_run("trainer.max_steps=4", "scheduler.total_steps=8", "seed=5", "trainer.val_check_interval=4")
     again = tiny_run(f"resume={first.folder}", "trainer.max_steps=8", base=False)
@@ -330,6 +397,14 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_saves_nothing_of_it(
         (["trainer.limit_train_batches=0"], ["trainer.limit_train_batches is 0"]),
         (["trainer.devices=0"], ["trainer.devices=0"]),
         (["seed=-1"], ["seed is -1"]),
+        (["seed=99999999999999999999999"], ["seed is 99999999999999999999999"]),
+        (["trainer.max_time=5s"], ["trainer.max_time is '5s'", "DD:HH:MM:SS"]),
+        (["trainer.max_steps=-1"], ["trainer.max_steps is -1", "trainer.max_epochs is None"]),
+        (["trainer.strategy=ddp_spawn"], ["trainer.strategy is 'ddp_spawn'"]),
+        (["trainer.gradient_clip_val=0"], ["trainer.gradient_clip_val is 0"]),
+        (["trainer.deterministic=foo"], ["trainer.deterministic is 'foo'"]),
+        (["data.kind=[a]"], ["data.kind"]),
+        (["trainer.precision=16-mixed"], ["trainer.precision is '16-mixed'"]),
         (["trainer.val_check_interval=0"], ["trainer.val_check_interval is 0"]),
         (["data.path=/dev/null/missing"], ["/dev/null/missing"]),
     ],

@@ -19,7 +19,7 @@ from rich.table import Table
 from transformer_xl.commands.screen import shown
 from transformer_xl.config import EvalConfig, LongEvalConfig
 from transformer_xl.data.lanes import Dataset
-from transformer_xl.inference.baselines import compressed_bits, unigram_loss
+from transformer_xl.inference.baselines import compressed_bits, unigram_score
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.scores import Score, in_unit
@@ -54,8 +54,9 @@ def memory_rows(
     readings = {}
     for factor in (0, 1, 4):
         changed = replace(lengths, mem_len=lengths.mem_len * factor)
-        if changed.mem_len > 0 or not changed.same_length:
-            readings[f"memory {changed.mem_len}"] = changed
+        if changed.mem_len == 0:
+            changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
+        readings[f"test, memory {changed.mem_len}"] = changed
     if long_eval is not None:
         readings["as its paper reads"] = replace(lengths, **dataclasses.asdict(long_eval))
     return [
@@ -75,19 +76,19 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
         value = in_unit(row.score.loss, unit)
         table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
     console.print(table)
-    memory = [row for row in rows if row.label.startswith("memory")]
+    memory = [row for row in rows if "memory" in row.label]
     if len(memory) > 1:
         gain = memory[0].score.loss - memory[1].score.loss
         console.print(
-            f"The same weights on the test's first {memory[0].score.tokens:,} predictions with each memory length: "
-            f"memory gave {gain:.4f} nats a token.",
+            f"The memory rows read the beginning of each lane of the test split with the same weights: memory gave "
+            f"{gain:.4f} nats a token.",
             soft_wrap=True,
         )
 
 
-def unigram_row(data: Dataset, tokens: int) -> Row:
-    """Score the test split by training's token frequencies."""
-    return Row("unigram model", Score(unigram_loss(data), tokens), None)
+def unigram_row(data: Dataset) -> Row:
+    """Score the whole test split by training's token frequencies."""
+    return Row("test, unigram model", unigram_score(data), None)
 
 
 def print_compressors(console: Console, data: Dataset) -> None:
@@ -119,8 +120,9 @@ def draw_losses(folder: Path, unit: str) -> Path:
     axes.plot(
         [s for s, _ in val], [in_unit(loss, unit) for _, loss in val], "o-", color="tab:orange", label="validation"
     )
-    if values:
-        tail = [*values[len(values) // 20 :], *(in_unit(loss, unit) for _, loss in val)]
+    tail = [*values[len(values) // 20 :], *(in_unit(loss, unit) for _, loss in val)]
+    tail = [value for value in tail if math.isfinite(value)]
+    if tail and max(tail) > 0:
         axes.set_ylim(min(tail) * 0.97, max(tail) * 1.03)
     axes.set(xlabel="optimizer step", ylabel=unit)
     axes.grid(alpha=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 from importlib.metadata import version
@@ -19,13 +20,17 @@ _PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "om
 def metric(score: Score, *, unit: str, split: str, checkpoint: str, lengths: EvalConfig) -> dict[str, Any]:
     """Put a score beside everything that it depends on."""
     return {
-        "loss": score.loss,
-        unit: in_unit(score.loss, unit),
+        "loss": _finite(score.loss),
+        unit: _finite(in_unit(score.loss, unit)),
         "tokens": score.tokens,
         "split": split,
         "checkpoint": checkpoint,
         **dataclasses.asdict(lengths),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON knows no NaN and no infinity
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,5 +50,14 @@ class Summary:
         versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
         content = {**dataclasses.asdict(self), "versions": versions}
         temporary = folder / "summary.json.tmp"
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(temporary, folder / "summary.json")
+
+
+def was_finished(folder: Path) -> bool:
+    """Say whether the run in a folder ended with its report."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "finished"

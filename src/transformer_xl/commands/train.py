@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import warnings
@@ -14,6 +15,8 @@ from transformer_xl.commands.command_line import RunContext
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal cannot show
     sys.exit(command_line.run("train", train))
 
 
@@ -37,5 +40,6 @@ def _quiet_libraries() -> None:
     """Keep what Lightning says to developers off the screen of a person who trains; after its import sets levels."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"):
         warnings.filterwarnings("ignore", message=message)

@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import math
 import secrets
+import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.screen import opening_lines, shown
-from transformer_xl.commands.summary import Summary, metric
+from transformer_xl.commands.summary import Summary, metric, was_finished
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -30,8 +31,10 @@ from transformer_xl.plan import Plan, make_plan
 from transformer_xl.scores import Score
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
-from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.checkpoint import EXIT_CODES, Checkpoints
 from transformer_xl.training.module import LanguageModule
+
+_RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 
 
 class TrainingRun:
@@ -50,13 +53,17 @@ class TrainingRun:
         self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         self.console = Console(quiet=not self.is_main, highlight=False)
         self.summary = Summary(command=context.command)
+        if self.is_main and not self.is_resumed and (self.folder / "config.yaml").exists():
+            raise UserError(
+                f"the folder {self.folder} holds a run already: go on with it by resume={self.folder}, or name another"
+            )
 
     def run(self) -> float | None:
         """Train, report, and return the objective; `summary.json` tells the outcome whatever it is."""
         data = build.open_data(self.config, announce=self.say)
         plan = make_plan(self.config, data)
         checkpoint = self._last_checkpoint()
-        if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps:
+        if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder):
             self.say(f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}")
             return _best_score(checkpoint)
         if checkpoint is not None and checkpoint["data_checksum"] != data.fingerprint.sha256:
@@ -79,8 +86,6 @@ class TrainingRun:
             trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
             self.summary.objective = _objective(callbacks)
             self._report(trainer, module, datamodule, data, plan, callbacks, monitor=monitor)
-            if trainer.global_step < plan.max_steps:
-                raise Stopped(f"stopped at step {trainer.global_step} by trainer.max_time", exit_code=0)
         return self.summary.objective
 
     def say(self, line: str) -> None:
@@ -93,7 +98,11 @@ class TrainingRun:
         path = self.folder / "checkpoints" / "last.ckpt"
         if not path.is_file():
             raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt yet: start a new run instead")
-        return read_checkpoint(path)
+        checkpoint = read_checkpoint(path)
+        missing = [name for name in _RESUMED_PARTS if name not in checkpoint]
+        if missing:
+            raise UserError(f"{path} cannot be resumed: it lacks {', '.join(missing)}")
+        return checkpoint
 
     def _open_folder(self, data: Dataset, trainer: Trainer, run_id: str) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""
@@ -116,12 +125,10 @@ class TrainingRun:
     @contextlib.contextmanager
     def _outcome(self, trainer: Trainer) -> Iterator[None]:
         """Write `summary.json` and close the logger, however the run ends."""
+        previous = {number: signal.signal(number, _stop_at_once) for number in (signal.SIGTERM, signal.SIGUSR1)}
         try:
             yield
             self.summary.status, self.summary.exit_code = "finished", 0
-        except SIGTERMException as error:
-            self.summary.status, self.summary.exit_code = "stopped", 143
-            raise Stopped("stopped by SIGTERM after the last step: training is done", exit_code=143) from error
         except BaseException as error:
             self.summary.status, self.summary.exit_code = _outcome_of(error)
             if not self.is_main and isinstance(error, Stopped | UserError):
@@ -131,6 +138,8 @@ class TrainingRun:
                 raise KeyboardInterrupt from error
             raise
         finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
             self.summary.step = trainer.global_step
             if self.is_main:
                 monitors.finish(self.summary.exit_code)
@@ -149,10 +158,13 @@ class TrainingRun:
     ) -> None:
         """Score the best weights on the test split, and print what a person reads first."""
         best = self.folder / "checkpoints" / "best.ckpt"
-        which = "best" if plan.checkpointing and best.is_file() else "last"
+        is_best = plan.checkpointing and math.isfinite(callbacks.checkpoints.best_score) and best.is_file()
+        which = "best" if is_best else "last"
         rows = []
         if which == "best":
             module.model.load_state_dict(model_weights(read_checkpoint(best)))
+        if plan.validate_every is not None and names.VALIDATION not in module.scores:
+            trainer.validate(module, datamodule=datamodule, verbose=False)  # the run stopped after its last step
         if names.VALIDATION in module.scores:
             score = module.scores[names.VALIDATION]
             best_loss = callbacks.checkpoints.best_score if which == "best" else score.loss
@@ -167,7 +179,7 @@ class TrainingRun:
         module.to(trainer.strategy.root_device).eval()
         if plan.limit_test != 0 and self.config.callbacks.report.memory_tokens > 0:
             rows += self._memory_rows(trainer, module, data, which)
-            rows.append(report.unigram_row(data, module.scores[names.TEST].tokens))
+            rows.append(report.unigram_row(data))
         report.print_table(self.console, rows, data)
         if plan.limit_test != 0 and self.config.callbacks.report.memory_tokens > 0:
             report.print_compressors(self.console, data)
@@ -201,6 +213,11 @@ class TrainingRun:
         self.summary.metrics[key] = metric(
             row.score, unit=data.vocabulary.unit, split=split, checkpoint=checkpoint, lengths=row.lengths
         )
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """End the run where it is: outside of training's steps there is nothing to save."""
+    raise Stopped(f"stopped by {signal.Signals(number).name} outside of training's steps", exit_code=EXIT_CODES[number])
 
 
 def _outcome_of(error: BaseException) -> tuple[str, int]:

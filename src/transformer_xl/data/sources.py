@@ -124,20 +124,20 @@ def _require_text(files: Sequence[SourceFile], *, setting: str) -> None:
 
 
 def _named_splits(folder: Path, *, setting: str) -> dict[str, list[SourceFile]] | None:
-    by_suffix: dict[str, dict[str, list[Path]]] = {}
+    """Find the files that say which split they are; None where none says that it is for training."""
+    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for path in sorted(folder.iterdir()):
-        stem, _, suffix = path.name.partition(".")
+        stem = path.name.partition(".")[0]
         if stem in _SPLIT_OF_STEM and path.is_file():
-            by_suffix.setdefault(suffix, {}).setdefault(_SPLIT_OF_STEM[stem], []).append(path)
-    complete = {suffix: found for suffix, found in by_suffix.items() if set(found) == set(SPLITS)}
-    names = [path.name for found in complete.values() for paths in found.values() for path in paths]
-    if len(names) > len(SPLITS):
+            found[_SPLIT_OF_STEM[stem]].append(path)
+    if not found["train"]:
+        return None
+    if any(len(paths) != 1 for paths in found.values()):
+        names = [path.name for paths in found.values() for path in paths]
         raise UserError(
             f"{setting}, a folder with {', '.join(names)}, and must hold one file a split: train, valid and test"
         )
-    for found in complete.values():
-        return {split: [_describe(path, name=path.name) for path in found[split]] for split in SPLITS}
-    return None
+    return {split: [_describe(path, name=path.name) for path in found[split]] for split in SPLITS}
 
 
 def _wikitext103(config: Wikitext103Config) -> Sources:

@@ -9,17 +9,18 @@ import math
 import numpy as np
 
 from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource
+from transformer_xl.scores import Score
 
 _POSITIONS_AT_ONCE = 1 << 20
 
 
-def unigram_loss(data: Dataset) -> float:
-    """Score the test split by the training split's token frequencies, one added to each: nats a token."""
+def unigram_score(data: Dataset) -> Score:
+    """Score the test split by the training split's token frequencies, one added to each."""
     size = data.vocabulary.size
     train = _target_counts(data.lanes("train", batch_size=1, segment_len=1, evaluation=True), size)
     test = _target_counts(data.lanes("test", batch_size=1, segment_len=1, evaluation=True), size)
     log_probs = np.log(train + 1) - math.log(train.sum() + size)
-    return float(-(test * log_probs).sum() / test.sum())
+    return Score(float(-(test * log_probs).sum() / test.sum()), int(test.sum()))
 
 
 def _target_counts(lanes: LaneSource, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

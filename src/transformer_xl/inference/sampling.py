@@ -41,5 +41,5 @@ def _draw(log_probs: torch.Tensor, *, temperature: float, top_k: int | None, gen
     if temperature == 0:
         return int(log_probs.argmax())
     kept, tokens = log_probs.topk(min(top_k or len(log_probs), len(log_probs)))
-    choice = torch.multinomial((kept / temperature).softmax(dim=-1), 1, generator=generator)
+    choice = torch.multinomial(((kept - kept.max()) / temperature).softmax(dim=-1), 1, generator=generator)
     return int(tokens[choice])

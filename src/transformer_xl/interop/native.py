@@ -96,7 +96,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise UserError(f"{path} is not a readable checkpoint, or is damaged: {_first_line(error)}") from error
+        raise UserError(f"{path} is damaged, or no checkpoint of plain tensors and containers") from error
     if not isinstance(checkpoint, dict) or "format_version" not in checkpoint:
         raise UserError(f"{path} is not a checkpoint of this program: it has no format_version")
     if checkpoint["format_version"] != CHECKPOINT_FORMAT:

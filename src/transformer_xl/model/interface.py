@@ -123,6 +123,8 @@ def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
     """
     if tokens_BT.dim() != 2:
         raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}, and must have two axes: lanes, tokens")
+    if tokens_BT.shape[1] == 0:
+        raise ValueError("tokens have 0 positions, and must have at least 1")
     if tokens_BT.shape[0] != batch_size:
         raise ValueError(
             f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "

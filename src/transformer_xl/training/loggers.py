@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import shlex
 import time
 import urllib.error
 import urllib.request
@@ -61,7 +62,7 @@ def open_wandb(
     if mode == "disabled":
         return Monitor(logger, "W&B: disabled")
     run_folder = Path(logger.experiment.dir).parent
-    return Monitor(logger, f"W&B: offline ({reason}); upload with: wandb sync {_relative(run_folder)}")
+    return Monitor(logger, f"W&B: offline ({reason}); upload with: wandb sync {shlex.quote(_relative(run_folder))}")
 
 
 def _open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +23,13 @@ class TokenLoss(Metric):
         super().__init__()
         self.add_state("nll_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("tokens", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> TokenLoss:
+        """Follow the module to its device, but keep float64 where the module turns to bfloat16."""
+        super()._apply(fn, exclude_state)
+        self.nll_sum = self.nll_sum.to(torch.float64)
+        self._defaults["nll_sum"] = torch.zeros((), dtype=torch.float64, device=self.nll_sum.device)
+        return self
 
     def update(self, nll: Tensor, targets: Tensor) -> None:
         """Add the losses of a batch.

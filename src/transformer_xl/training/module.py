@@ -168,7 +168,8 @@ class LanguageModule(LightningModule):
         self.scores[stage] = score
         self._eval_memory = None
         # for callbacks that monitor it; the recorder takes the exact value from `scores`
-        self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=self.trainer.world_size > 1)
+        if not self.trainer.barebones:
+            self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)
         return score
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -19,7 +21,8 @@ from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+_OUT_OF_TIME = 1  # a reason beside the signals' numbers, smaller than theirs
 
 
 class Checkpoints(Callback):
@@ -37,6 +40,8 @@ class Checkpoints(Callback):
         validate_every_n_steps: int | None,
         max_steps: int,
         enabled: bool,
+        min_steps: int,
+        max_seconds: float | None,
     ) -> None:
         """Take the intervals, in optimizer steps.
 
@@ -47,6 +52,8 @@ class Checkpoints(Callback):
             validate_every_n_steps: None: no validation.
             max_steps: the last step, which always validates and saves.
             enabled: whether to write checkpoints at all; stops are obeyed all the same.
+            min_steps: before which the time limit does not stop the run.
+            max_seconds: the run stops at the first step after so much time; None: no limit.
         """
         self.best_score = math.inf
         self._folder = folder
@@ -55,17 +62,21 @@ class Checkpoints(Callback):
         self._validate_every = validate_every_n_steps
         self._max_steps = max_steps
         self._enabled = enabled
+        self._min_steps = min_steps
+        self._max_seconds = max_seconds
+        self._started = math.inf
         self._saved_step: int | None = None
         self._signal: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run."""
         self._take_signals()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take over the signals that stop a run."""
+        """Take over the signals that stop a run, and start the clock of `trainer.max_time`."""
         self._take_signals()
+        self._started = monotonic()
 
     def _take_signals(self) -> None:
         # not before Lightning has set its own handlers, which would end a run between two hooks with status 0
@@ -114,21 +125,26 @@ class Checkpoints(Callback):
             self._save(trainer, trainer.global_step, is_best=False)
 
     def _finish_step(self, trainer: Trainer, step: int, *, is_due: bool, is_best: bool = False) -> None:
-        stop = self._agreed_signal(trainer)
-        if is_due or stop is not None:
+        reason = self._agreed_reason(trainer, step)
+        if is_due or reason:
             self._save(trainer, step, is_best=is_best)
-        if stop is not None:
-            raise Stopped(
-                f"stopped at step {step} by {stop.name}; go on with: python train.py resume={self._folder.parent}",
-                exit_code=EXIT_CODES[stop],
-            )
+        if reason:
+            by = "trainer.max_time" if reason == _OUT_OF_TIME else signal.Signals(reason).name
+            folder = shlex.quote(str(self._folder.parent))
+            advice = f"; go on with: python train.py resume={folder}" if self._enabled else ""
+            raise Stopped(f"stopped at step {step} by {by}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
-    def _agreed_signal(self, trainer: Trainer) -> signal.Signals | None:
+    def _agreed_reason(self, trainer: Trainer, step: int) -> int:
+        """Give the signal's number, `_OUT_OF_TIME`, or 0; the same on all processes."""
+        reason = int(self._signal or 0)
+        is_late = self._max_seconds is not None and monotonic() - self._started > self._max_seconds
+        if not reason and is_late and self._min_steps <= step < self._max_steps:
+            reason = _OUT_OF_TIME
         if trainer.world_size == 1:
-            return self._signal
-        number = torch.tensor(int(self._signal or 0), device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
-        return signal.Signals(int(number)) if int(number) else None
+            return reason
+        agreed = torch.tensor(reason, device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
+        return int(agreed)
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
         self._recorder.flush(trainer)

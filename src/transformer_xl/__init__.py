@@ -13,6 +13,10 @@ __all__ = ["load_model", "save_model"]
 _HOMES = {"load_model": "transformer_xl.interop.native", "save_model": "transformer_xl.interop.native"}
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
 def __getattr__(name: str) -> Any:
     # only what is used is imported: torch takes a second, which `--help` need not wait for
     if name not in _HOMES:

@@ -64,7 +64,10 @@ class TrainingRun:
         plan = make_plan(self.config, data)
         checkpoint = self._last_checkpoint()
         if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder):
-            self.say(f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}")
+            self.say(
+                f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}; a larger "
+                "trainer.max_steps goes on"
+            )
             return _best_score(checkpoint)
         if checkpoint is not None and checkpoint["data_checksum"] != data.fingerprint.sha256:
             raise UserError(
@@ -82,6 +85,8 @@ class TrainingRun:
             monitor = self._open_folder(data, trainer, run_id)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
+            if checkpoint is not None:
+                self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
             resumed = self.folder / "checkpoints" / "last.ckpt" if checkpoint is not None else None
             trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
             self.summary.objective = _objective(callbacks)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 torch.set_num_threads(1)  # at toy size a second thread only waits
 REPOSITORY = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ QUIET = [
 ]
 
 
-def tiny_model_config(**changes: Any) -> ModelConfig:
+def tiny_model_config(**changes: Any) -> TransformerXLConfig:
     values: dict[str, Any] = {
         "kind": "transformer_xl",
         "n_layer": 2,
@@ -45,15 +45,22 @@ def tiny_model_config(**changes: Any) -> ModelConfig:
         "d_inner": 32,
         "dropout": 0.0,
         "dropatt": 0.0,
+        "variational_dropout": False,
         "mem_len": 7,
         "clamp_len": None,
         "same_length": False,
         "pre_norm": False,
         "untie_r": False,
         "attention": "plain",
+        "d_embed": None,
+        "cutoffs": [],
+        "div_val": 1,
+        "tie_weights": True,
+        "tie_projs": "tails",
         "init_std": 0.02,
+        "proj_init_std": 0.01,
     }
-    return ModelConfig(**{**values, **changes})
+    return TransformerXLConfig(**{**values, **changes})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import re
 from pathlib import Path
 
@@ -22,7 +21,9 @@ from transformer_xl.config import Config, TrainerConfig
 from transformer_xl.model.registry import make_model
 
 CONF = REPOSITORY / "conf"
-GIVEN = {"text": ["data.path=some.txt"], "wikitext103": ["data.dir=some"]}
+PUBLISHED = ["wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"]
+GIVEN = {"text": ["data.path=some.txt"], **{name: ["data.dir=some"] for name in PUBLISHED}}
+GLOBAL = ("experiment", "row")  # files that combine choices of other groups
 
 
 def choices(group: str) -> list[str]:
@@ -35,20 +36,32 @@ def composed(*overrides: str) -> Config:
         return build.typed_config(hydra.compose("train", list(overrides)))
 
 
+def chosen(group: str, *overrides: str) -> str:
+    """The choice of a group that an experiment or a row makes."""
+    register_resolvers()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        kind: str = hydra.compose("train", list(overrides))[group].kind
+    return kind
+
+
 COMBINATIONS = [
-    *({"model": model, "data": data} for model, data in itertools.product(choices("model"), choices("data"))),
+    *({"model": model, "data": data} for model in choices("model") for data in ("stdlib", "recall")),
+    *({"data": data} for data in choices("data")),
     *({"optimizer": name} for name in choices("optimizer")),
     *({"scheduler": name} for name in choices("scheduler")),
     *({"logger": name} for name in choices("logger")),
     *({"experiment": name} for name in choices("experiment")),
+    *({"experiment": "articles", "row": name} for name in choices("row")),
 ]
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
 def test_every_choice_composes_and_is_consistent(combination: dict[str, str]) -> None:
     overrides = [f"{group}={choice}" for group, choice in combination.items()]
-    config = composed(*overrides, *GIVEN.get(combination.get("data", ""), []))
-    check(config)
+    if combination.get("experiment") == "wt103_published":
+        overrides.append("init_from=some/model")
+    data = combination.get("data") or chosen("data", *overrides)
+    check(composed(*overrides, *GIVEN.get(data, [])))
 
 
 @pytest.mark.parametrize("model", choices("model"))
@@ -70,7 +83,7 @@ def test_a_preset_brings_its_recipe() -> None:
 
 def test_evaluation_follows_training_unless_told_otherwise() -> None:
     config = composed("model.mem_len=33", "data.segment_len=11", "data.batch_size=3", "model.clamp_len=20")
-    assert dataclasses.astuple(config.eval) == (3, 11, 33, 20, False)
+    assert dataclasses.astuple(config.eval) == (3, 11, 33, 20, False, None)
 
 
 def test_trainer_group_is_every_plain_argument_of_lightnings_trainer_and_nothing_else() -> None:
@@ -86,11 +99,11 @@ def test_nothing_in_conf_names_a_class() -> None:
 @pytest.mark.parametrize("path", [*CONF.glob("*/*.yaml"), CONF / "train.yaml"], ids=lambda path: path.name)
 def test_every_setting_is_explained_on_its_line(path: Path) -> None:
     own = path.read_text().partition("\nhydra:")[0]
-    if path.parent.name == "experiment":
+    if path.parent.name in GLOBAL:
         assert path.read_text().startswith("# @package _global_\n# ")
         return
     settings = [line for line in own.splitlines() if re.match(r"\s*[a-z_0-9]+: \S", line)]
-    assert settings
+    assert settings or re.search(r"\ndefaults:\n(  - \w+\n)+$", own)
     assert [line for line in settings if " # " not in line and "kind: " not in line] == []
 
 
@@ -98,7 +111,7 @@ def test_no_number_has_two_homes() -> None:
     """What the recipe says is said nowhere else: the other groups refer to it."""
     recipe_keys = {"batch_size", "lr", "warmup_steps", "max_steps", "gradient_clip_val"}
     for path in CONF.glob("*/*.yaml"):
-        if path.parent.name in ("recipe", "experiment"):
+        if path.parent.name in ("recipe", *GLOBAL):
             continue
         values = yaml.safe_load(path.read_text()) or {}
         for key in recipe_keys & set(values):

@@ -13,10 +13,10 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "transformer_xl"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
-    {"config", "parsing", "checks", "errors", "scores"},
+    {"config", "model_config", "parsing", "checks", "errors", "scores"},
     {"model", "data"},
     {"training", "inference", "interop"},
-    {"build", "plan", "devices", "run_config"},
+    {"build", "plan", "devices", "run_config", "init_from"},
     {"commands"},
 ]
 PEERS_MAY_MEET = [LAYERS[0], LAYERS[3]]  # single files; the packages of one layer stay apart
@@ -104,10 +104,10 @@ def test_importing_the_model_loads_no_framework() -> None:
 
 def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
-    from transformer_xl.interop import native
+    from transformer_xl.interop import loading, native
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
-        "load_model": native.load_model,
+        "load_model": loading.load_model,
         "save_model": native.save_model,
     }
     with pytest.raises(AttributeError, match="generat"):

@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_xl.interop.native import load_model, save_model
+    from transformer_xl.interop.loading import load_model
+    from transformer_xl.interop.native import save_model
 
 __all__ = ["load_model", "save_model"]
 
-_HOMES = {"load_model": "transformer_xl.interop.native", "save_model": "transformer_xl.interop.native"}
+_HOMES = {"load_model": "transformer_xl.interop.loading", "save_model": "transformer_xl.interop.native"}
 
 
 def __dir__() -> list[str]:

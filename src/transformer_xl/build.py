@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from omegaconf import DictConfig, OmegaConf
 
+from transformer_xl import init_from
 from transformer_xl.config import (
     Config,
     ConstantConfig,
@@ -25,9 +27,11 @@ from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
+from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.inference.sampling import sample_tokens
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
+from transformer_xl.model.clusters import kept_cutoffs
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.parsing import parse
@@ -37,12 +41,14 @@ from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.callbacks.progress import ProgressDisplay
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
+from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, parameter_groups
 from transformer_xl.training.schedule import Constant, Cosine, InverseSquareRoot, Plateau, Schedule
 
 PROMPT_TOKENS = 64
+_COUNTED_TOKENS = 1_000_000
 _SCHEDULES: dict[type, Callable[..., Schedule]] = {
     ConstantConfig: Constant,
     CosineConfig: Cosine,
@@ -77,18 +83,57 @@ def typed_config(composed: DictConfig) -> Config:
     return expanded(parse(Config, OmegaConf.to_container(composed, resolve=True)))
 
 
-def open_data(config: Config, *, announce: Callable[[str], None]) -> Dataset:
-    """Open the corpus, building its token files where they are not ready."""
+def composed_from_source(composed: DictConfig, source: LanguageModel, *, given: Collection[str]) -> DictConfig:
+    """Put the source's network into what Hydra composed, before the other groups' references are looked up."""
+    asked = OmegaConf.to_container(composed.model, resolve=True)
+    assert isinstance(asked, dict)
+    named = {str(name): value for name, value in asked.items()}
+    composed = composed.copy()
+    OmegaConf.set_struct(composed, False)
+    composed.model = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
+    return composed
+
+
+def open_data(
+    config: Config, *, vocabulary: Vocabulary | None, extend: bool, announce: Callable[[str], None]
+) -> Dataset:
+    """Open the corpus, building its token files where they are not ready.
+
+    Args:
+        config: of the run.
+        vocabulary: to read the text with; None: the text's own.
+        extend: whether symbols that it lacks are added.
+        announce: gets what a person should know.
+    """
     if isinstance(config.data, RecallConfig):
         return Recall(config=config.data, seed=config.seed)
-    return open_corpus(config.data, announce=announce)
+    return open_corpus(config.data, announce=announce, vocabulary=vocabulary, extend=extend)
 
 
-def make_network(config: Config, data: Dataset) -> LanguageModel:
-    """Make the model, its weights drawn from `seed`."""
+def make_network(
+    config: Config, data: Dataset, *, source: LanguageModel | None, announce: Callable[[str], None]
+) -> LanguageModel:
+    """Make the model, its weights drawn from `seed`, or copied from a trained one.
+
+    Raises:
+        UserError: an adaptive vocabulary is not sorted by frequency; the trained weights do not fit.
+    """
+    vocabulary = data.vocabulary
+    cutoffs = kept_cutoffs(config.model, vocab_size=vocabulary.size)
+    if cutoffs and not vocabulary.by_frequency:
+        raise UserError(
+            f"model.cutoffs is {config.model.cutoffs}, which needs a vocabulary sorted by frequency, and the "
+            f"{vocabulary.kind} vocabulary of data={data.name} is not: use model.cutoffs=[] model.div_val=1"
+        )
+    if cutoffs != config.model.cutoffs:
+        announce(
+            f"note     model.cutoffs {config.model.cutoffs} is cut to {cutoffs}: the vocabulary has {vocabulary.size:,}"
+        )
     torch.manual_seed(config.seed)
-    model = make_model(config.model, vocab_size=data.vocabulary.size)
-    model.vocabulary = data.vocabulary
+    model = make_model(config.model, vocab_size=vocabulary.size)
+    model.vocabulary = vocabulary
+    if source is not None:
+        init_from.copy_weights(source, model, init_from=str(config.init_from))
     # Lightning loads a checkpoint's weights before it converts the module, which would round them to float32
     return model.double() if str(config.trainer.precision).startswith("64") else model
 
@@ -129,9 +174,9 @@ def make_datamodule(config: Config, data: Dataset, plan: Plan) -> LaneDataModule
         corpus=data,
         config=config.data,
         eval_config=config.eval,
+        segments=plan.layout,
         accumulate=config.trainer.accumulate_grad_batches,
         max_steps=plan.max_steps,
-        epoch_segments=plan.segments,
     )
 
 
@@ -144,7 +189,10 @@ class Callbacks:
     others: list[Callback]
 
     def in_order(self) -> list[Callback]:
-        """Give them so that a step is recorded, shown and sampled before its checkpoint is written."""
+        """Give them so that a step is recorded, shown and sampled before its checkpoint is written.
+
+        After a validation the average gives way to the raw weights between the sample and the checkpoint.
+        """
         return [self.recorder, *self.others, self.checkpoints]
 
 
@@ -153,12 +201,16 @@ def make_callbacks(
 ) -> Callbacks:
     """Make what runs beside training."""
     unit = data.vocabulary.unit
-    step_flops = model.step_flops(batch_size=config.data.batch_size, segment_len=config.data.segment_len)
+    step_flops = model.step_flops(
+        batch_size=config.data.batch_size,
+        segment_len=config.data.segment_len,
+        cluster_shares=_cluster_shares(model, data),
+    )
     recorder = Recorder(
         folder=folder,
         every_n_steps=plan.log_every,
         tokens_after=datamodule.tokens_after,
-        flops_a_step=step_flops * config.trainer.accumulate_grad_batches,
+        flops_a_token=step_flops / (config.data.batch_size * config.data.segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
         unit=unit,
@@ -168,6 +220,9 @@ def make_callbacks(
         others.append(ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, unit=unit))
     if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
         others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))
+    average = config.callbacks.weight_average
+    if average.start_step is not None:
+        others.append(WeightAverage(start_step=average.start_step, decay=average.decay))
     checkpoints = Checkpoints(
         folder=folder / "checkpoints",
         recorder=recorder,
@@ -179,6 +234,17 @@ def make_callbacks(
         max_seconds=plan.max_seconds,
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
+
+
+def _cluster_shares(model: LanguageModel, data: Dataset) -> list[float]:
+    """Estimate how often training's tokens are in each cluster of the vocabulary, from the first ones."""
+    edges = model.clusters.edges
+    if len(edges) == 2:
+        return [1.0]
+    lanes = data.lanes("train", batch_size=1, segment_len=1, evaluation=True)
+    first = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(lanes.lane_len, _COUNTED_TOKENS))
+    counts, _ = np.histogram(first.tokens_BT, bins=edges)
+    return [float(share) for share in counts / counts.sum()]
 
 
 def make_sampler(config: Config, data: Dataset) -> Callable[[LanguageModel], str]:
@@ -193,6 +259,7 @@ def make_sampler(config: Config, data: Dataset) -> Callable[[LanguageModel], str
             model,
             prompt,
             n_tokens=config.callbacks.sample.n_tokens,
+            segment_len=config.eval.segment_len,
             temperature=config.callbacks.sample.temperature,
             top_k=config.callbacks.sample.top_k,
             seed=config.seed,

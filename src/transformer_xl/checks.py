@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from transformer_xl.config import (
     AdamConfig,
     Config,
+    CorpusConfig,
     CosineConfig,
     DataConfig,
-    ModelConfig,
+    LambConfig,
     PlateauConfig,
+    PublishedConfig,
     RecallConfig,
     StdlibConfig,
     TextConfig,
     TrainerConfig,
     WandbConfig,
-    Wikitext103Config,
 )
 from transformer_xl.errors import UserError
+from transformer_xl.model_config import (
+    AlRfouConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RopeConfig,
+    ShawConfig,
+    TransformerConfig,
+    TransformerXLConfig,
+)
+
+_TOKENIZERS = {
+    "wikitext103": ("word", "char", "byte"),
+    "wikitext2": ("word", "char", "byte"),
+    "ptb": ("word", "char", "byte"),
+    "enwik8": ("char", "byte"),
+    "text8": ("char", "byte"),
+    "lm1b": ("word",),
+}
+"""What the published corpora can be split into: their words stand in the files, or there are none."""
+_KNOWS_DISTANCES = (TransformerXLConfig, ShawConfig)
+"""Networks that can count a distance as another, as `clamp_len` asks."""
 
 
 def check(config: Config) -> None:
@@ -54,18 +78,49 @@ def _within(low: float, high: float, **values: float) -> list[str]:
 
 
 def _check_model(model: ModelConfig) -> list[str]:
-    problems = _at_least(
-        1,
-        model__n_layer=model.n_layer,
-        model__d_model=model.d_model,
-        model__n_head=model.n_head,
-        model__d_head=model.d_head,
-        model__d_inner=model.d_inner,
-    )
-    if model.d_model % 2:
-        problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
-    problems += _within(0, 1, model__dropout=model.dropout, model__dropatt=model.dropatt)
-    return problems + _at_least(0, model__init_std=model.init_std)
+    problems = _at_least(1, model__n_layer=model.n_layer, model__d_model=model.d_model)
+    problems += _within(0, 1, model__dropout=model.dropout)
+    problems += _at_least(0, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
+    if isinstance(model, TransformerConfig):
+        problems += _at_least(1, model__n_head=model.n_head, model__d_head=model.d_head, model__d_inner=model.d_inner)
+        problems += _within(0, 1, model__dropatt=model.dropatt)
+        if model.d_model % 2:
+            problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
+    if isinstance(model, ShawConfig):
+        problems += _at_least(0, model__max_distance=model.max_distance)
+    if isinstance(model, AlRfouConfig):
+        problems += _at_least(1, model__n_positions=model.n_positions)
+    if isinstance(model, RopeConfig):
+        problems += _at_least(1, model__rope_base=model.rope_base)
+        if model.d_head % 2:
+            problems.append(f"model.d_head is {model.d_head}, and must be even: rotary positions turn pairs")
+    return problems + _check_clusters(model)
+
+
+def _check_clusters(model: ModelConfig) -> list[str]:
+    """Refuse clusters of an adaptive vocabulary that cannot be, whatever the vocabulary."""
+    problems = _at_least(1, model__div_val=model.div_val, model__d_embed=model.d_embed)
+    if problems:
+        return problems
+    cutoffs, clusters = model.cutoffs, len(model.cutoffs) + 1
+    if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
+        problems.append(f"model.cutoffs is {cutoffs}, and must increase from above 0")
+    if model.div_val > 1 and not cutoffs:
+        problems.append(f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow")
+    d_embed = model.d_embed or model.d_model
+    narrowest = d_embed // model.div_val ** len(cutoffs)
+    if narrowest < 1:
+        problems.append(
+            f"model.d_embed is {d_embed} and model.div_val is {model.div_val}: of the {clusters} clusters that "
+            f"model.cutoffs makes the last would have a width below 1; d_embed must be at least "
+            f"{model.div_val ** len(cutoffs)}"
+        )
+    if isinstance(model.tie_projs, list) and len(model.tie_projs) != clusters:
+        problems.append(
+            f"model.tie_projs is {model.tie_projs}, and must have {clusters} entries, one for each cluster that "
+            "model.cutoffs makes, or be none, tails or all"
+        )
+    return problems
 
 
 def _check_lengths(config: Config) -> list[str]:
@@ -77,6 +132,20 @@ def _check_lengths(config: Config) -> list[str]:
             problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
         if lengths.clamp_len is not None and lengths.clamp_len < 0:
             problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null (off) or at least 0")
+        if lengths.clamp_len is not None and not isinstance(config.model, _KNOWS_DISTANCES):
+            problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {config.model.kind}")
+        if lengths.same_length and isinstance(config.model, RecurrentConfig):
+            problems.append(f"{key}.same_length is true, and must be false for {config.model.kind}")
+    stride = config.eval.stride
+    if stride is not None and not 1 <= stride <= config.eval.segment_len:
+        problems.append(
+            f"eval.stride is {stride}, and must be null, or at least 1 and at most eval.segment_len "
+            f"{config.eval.segment_len}"
+        )
+    if stride is not None and config.eval.same_length:
+        problems.append(f"eval.stride is {stride} with eval.same_length true, and windows need same_length false")
+    if isinstance(config.model, AlRfouConfig):
+        problems += _check_positions(config, config.model.n_positions)
     return problems + _at_least(
         1,
         data__batch_size=config.data.batch_size,
@@ -87,18 +156,45 @@ def _check_lengths(config: Config) -> list[str]:
     )
 
 
+def _check_positions(config: Config, n_positions: int) -> list[str]:
+    training = config.data.longest_segment
+    problems = []
+    if config.eval.segment_len > n_positions:
+        problems.append(
+            f"eval.segment_len is {config.eval.segment_len}, and must be at most model.n_positions {n_positions}"
+        )
+    if training > n_positions:
+        problems.append(
+            f"data.segment_len is {config.data.segment_len} with data.segment_len_sd {config.data.segment_len_sd}: "
+            f"segments of up to {training} tokens must be at most model.n_positions {n_positions}"
+        )
+    return problems
+
+
 def _check_data(data: DataConfig) -> list[str]:
     problems = []
+    if not 0 <= data.segment_len_sd <= data.segment_len:
+        problems.append(
+            f"data.segment_len_sd is {data.segment_len_sd}, and must be at least 0 and at most data.segment_len "
+            f"{data.segment_len}"
+        )
+    if not 0 <= data.half_segments <= 1:
+        problems.append(f"data.half_segments is {data.half_segments}, and must be a share, at least 0 and at most 1")
+    if data.loss == "half" and data.segment_len < 2:
+        problems.append(f"data.loss is 'half' with data.segment_len {data.segment_len}, and needs at least 2")
     if isinstance(data, TextConfig) and data.path is None:
         problems.append("data.path is null, and must name a text file or a folder of text files")
-    if isinstance(data, Wikitext103Config):
-        if data.dir is None:
-            problems.append(
-                "data.dir is null, and must name the folder that holds wiki.train.tokens, wiki.valid.tokens and "
-                "wiki.test.tokens of WikiText-103"
-            )
-        if data.tokenizer != "word":
-            problems.append(f"data.tokenizer is {data.tokenizer!r}, and must be 'word' for WikiText-103's token files")
+    if isinstance(data, PublishedConfig) and data.dir is None:
+        problems.append(f"data.dir is null, and must name the folder that holds the published files of {data.kind}")
+    if isinstance(data, PublishedConfig) and data.tokenizer not in _TOKENIZERS[data.kind]:
+        problems.append(
+            f"data.tokenizer is {data.tokenizer!r}, and must be {' or '.join(_TOKENIZERS[data.kind])} for {data.kind}"
+        )
+    if isinstance(data, CorpusConfig) and data.newline == "drop" and data.tokenizer not in ("byte", "char"):
+        problems.append(
+            f"data.newline is 'drop' with data.tokenizer {data.tokenizer!r}, and must be 'keep' for words: they end at "
+            "line ends"
+        )
     if isinstance(data, StdlibConfig | TextConfig):
         problems += _within(0, 1, data__valid_fraction=data.valid_fraction, data__test_fraction=data.test_fraction)
         if data.valid_fraction + data.test_fraction >= 1:
@@ -122,14 +218,14 @@ def _check_optimization(config: Config) -> list[str]:
         optimizer__weight_decay=optimizer.weight_decay,
         scheduler__warmup_steps=scheduler.warmup_steps,
     )
-    if isinstance(optimizer, AdamConfig):
+    if isinstance(optimizer, AdamConfig | LambConfig):
         problems += _within(0, 1, optimizer__beta1=optimizer.beta1, optimizer__beta2=optimizer.beta2)
         problems += _at_least(0, optimizer__eps=optimizer.eps)
     else:
         problems += _within(0, 1, optimizer__momentum=optimizer.momentum)
     if isinstance(scheduler, CosineConfig):
         problems += _at_least(0, scheduler__min_lr=scheduler.min_lr)
-        if scheduler.total_steps != -1:
+        if scheduler.total_steps != -1 and config.trainer.max_steps != 0:
             problems += _at_least(1, scheduler__total_steps=scheduler.total_steps)
     if isinstance(scheduler, PlateauConfig):
         problems += _within(0, 1, scheduler__factor=scheduler.factor)
@@ -157,8 +253,10 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
             f"trainer.strategy is {trainer.strategy!r}, and must start its processes as commands: use ddp or auto"
         )
     problems += _at_least(0, trainer__fast_dev_run=trainer.fast_dev_run)
-    if trainer.max_steps < 1 and trainer.max_steps != -1:
-        problems.append(f"trainer.max_steps is {trainer.max_steps}, and must be at least 1, or -1 with max_epochs")
+    if trainer.max_steps < 0 and trainer.max_steps != -1:
+        problems.append(
+            f"trainer.max_steps is {trainer.max_steps}, and must be at least 1, -1 with max_epochs, or 0 with init_from"
+        )
     if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
         problems.append(
             f"trainer.max_steps is -1 and trainer.max_epochs is {trainer.max_epochs}; one of them must say when to stop"
@@ -203,6 +301,16 @@ def _check_callbacks(config: Config) -> list[str]:
         callbacks__sample__top_k=callbacks.sample.top_k,
         callbacks__throughput__peak_flops=callbacks.throughput.peak_flops,
     )
+    average = callbacks.weight_average
+    problems += _at_least(1, callbacks__weight_average__start_step=average.start_step)
+    if average.decay is not None:
+        problems += _within(0, 1, callbacks__weight_average__decay=average.decay)
+    if average.decay is not None and average.start_step is None:
+        problems.append(
+            f"callbacks.weight_average.decay is {average.decay} with start_step null, and needs a start_step"
+        )
+    if config.trainer.max_steps == 0 and config.init_from is None:
+        problems.append("trainer.max_steps is 0 without init_from, and must be at least 1: there is nothing to test")
     if not 0 <= config.seed < 2**63:
         problems.append(f"seed is {config.seed}, and must be at least 0 and below 2**63")
     if isinstance(config.logger, WandbConfig):

@@ -9,26 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The network; see `model/transformer_xl.py` for what each number does."""
-
-    kind: Literal["transformer_xl"]
-    n_layer: int
-    d_model: int
-    n_head: int
-    d_head: int
-    d_inner: int
-    dropout: float
-    dropatt: float
-    mem_len: int
-    clamp_len: int | None
-    same_length: bool
-    pre_norm: bool
-    untie_r: bool
-    attention: Literal["plain"]
-    init_std: float
+from transformer_xl.model_config import AnyModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +43,15 @@ class DataConfig:
     kind: str
     batch_size: int
     segment_len: int
+    segment_len_sd: float
+    half_segments: float
+    loss: Literal["full", "half"]
     lane_chunks: int
+
+    @property
+    def longest_segment(self) -> int:
+        """Give the length at which drawn lengths are cut: three deviations above the mean, as published."""
+        return int(self.segment_len + 3 * self.segment_len_sd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +59,8 @@ class CorpusConfig(DataConfig):
     """A corpus of text on disk, turned once into token files below `cache_dir`."""
 
     cache_dir: str
-    tokenizer: Literal["byte", "char", "word"]
+    tokenizer: Literal["byte", "char", "word", "wikitext"]
+    newline: Literal["keep", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +83,10 @@ class TextConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wikitext103Config(CorpusConfig):
-    """WikiText-103 from its published token files, `wiki.{train,valid,test}.tokens` in `dir`."""
+class PublishedConfig(CorpusConfig):
+    """One of the paper's corpora from its published files in the folder `dir`."""
 
-    kind: Literal["wikitext103"]
+    kind: Literal["wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"]
     dir: str | None
 
 
@@ -126,6 +116,16 @@ class AdamConfig(OptimizerConfig):
     """Adam, or AdamW with decoupled weight decay."""
 
     kind: Literal["adam", "adamw"]
+    beta1: float
+    beta2: float
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LambConfig(OptimizerConfig):
+    """LAMB: Adam's step scaled for each tensor to its weights' norm."""
+
+    kind: Literal["lamb"]
     beta1: float
     beta2: float
     eps: float
@@ -189,6 +189,7 @@ class EvalConfig:
     mem_len: int
     clamp_len: int | None
     same_length: bool
+    stride: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +264,16 @@ class ReportConfig:
     """The comparison of memory lengths at the end, on the first tokens of the test split; 0 turns it off."""
 
     memory_tokens: int
+    zero_start: bool
+    compare_with: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightAverageConfig:
+    """An average of the weights over steps, which validation, test and `load_model` use; `start_step` null: none."""
+
+    start_step: int | None
+    decay: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +284,7 @@ class CallbacksConfig:
     throughput: ThroughputConfig
     sample: SampleConfig
     report: ReportConfig
+    weight_average: WeightAverageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,10 +314,12 @@ class Config:
     seed: int
     name: str | None
     resume: str | None
-    model: ModelConfig
+    init_from: str | None
+    init_vocabulary: Literal["keep", "extend"]
+    model: AnyModelConfig
     recipe: RecipeConfig
-    data: StdlibConfig | TextConfig | Wikitext103Config | RecallConfig
-    optimizer: AdamConfig | SgdConfig
+    data: StdlibConfig | TextConfig | PublishedConfig | RecallConfig
+    optimizer: AdamConfig | LambConfig | SgdConfig
     scheduler: ConstantConfig | CosineConfig | InverseSquareRootConfig | PlateauConfig
     eval: EvalConfig
     trainer: TrainerConfig

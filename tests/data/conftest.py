@@ -1,11 +1,22 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from transformer_xl.config import StdlibConfig, TextConfig, Wikitext103Config
+from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
 
 TextConfigs = Callable[..., TextConfig]
+PublishedConfigs = Callable[..., PublishedConfig]
+COMMON: dict[str, Any] = {
+    "batch_size": 2,
+    "segment_len": 5,
+    "segment_len_sd": 0.0,
+    "half_segments": 0.0,
+    "loss": "full",
+    "lane_chunks": 1,
+    "newline": "keep",
+}
 
 
 @pytest.fixture
@@ -13,9 +24,7 @@ def text_config(tmp_path: Path) -> TextConfigs:
     def make(path: Path | str, **changes: object) -> TextConfig:
         settings: dict[str, object] = {
             "kind": "text",
-            "batch_size": 2,
-            "segment_len": 5,
-            "lane_chunks": 1,
+            **COMMON,
             "cache_dir": str(tmp_path / "cache"),
             "tokenizer": "byte",
             "path": str(path),
@@ -31,9 +40,7 @@ def text_config(tmp_path: Path) -> TextConfigs:
 def stdlib_config(tmp_path: Path) -> StdlibConfig:
     return StdlibConfig(
         kind="stdlib",
-        batch_size=2,
-        segment_len=5,
-        lane_chunks=1,
+        **COMMON,
         cache_dir=str(tmp_path / "cache"),
         tokenizer="byte",
         valid_fraction=0.25,
@@ -42,13 +49,18 @@ def stdlib_config(tmp_path: Path) -> StdlibConfig:
 
 
 @pytest.fixture
-def wikitext_config(tmp_path: Path) -> Wikitext103Config:
-    return Wikitext103Config(
-        kind="wikitext103",
-        batch_size=2,
-        segment_len=5,
-        lane_chunks=1,
-        cache_dir=str(tmp_path / "cache"),
-        tokenizer="word",
-        dir=str(tmp_path / "wt103"),
-    )
+def published_config(tmp_path: Path) -> PublishedConfigs:
+    """Configuration of a published corpus whose files lie in `tmp_path / kind`, as `conf/` has it."""
+
+    def make(kind: str, **changes: object) -> PublishedConfig:
+        settings: dict[str, object] = {
+            "kind": kind,
+            **COMMON,
+            "cache_dir": str(tmp_path / "cache"),
+            "tokenizer": "char" if kind in ("enwik8", "text8") else "word",
+            "newline": "drop" if kind in ("enwik8", "text8") else "keep",
+            "dir": str(tmp_path / kind),
+        }
+        return PublishedConfig(**(settings | changes))  # type: ignore[arg-type]
+
+    return make

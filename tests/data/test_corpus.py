@@ -14,14 +14,17 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from transformer_xl.config import StdlibConfig, TextConfig, Wikitext103Config
-from transformer_xl.data import cache, corpus, encoding
+from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
+from transformer_xl.data import building, cache, corpus, pieces
 from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data.files import Piece
 from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data.sources import Piece
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
+PublishedConfigs = Callable[..., PublishedConfig]
+Tokenizer = Literal["byte", "char", "word", "wikitext"]
+NEWLINES: tuple[Literal["keep"], Literal["drop"]] = ("keep", "drop")
 TEXT = "".join(f"line {number} of the text, \u00e9\n" for number in range(100))
 
 
@@ -31,7 +34,7 @@ def config(tmp_path: Path, text_config: TextConfigs) -> TextConfig:
     return text_config(tmp_path / "a.txt")
 
 
-def opened(config: TextConfig | StdlibConfig | Wikitext103Config) -> tuple[Corpus, list[str]]:
+def opened(config: TextConfig | StdlibConfig | PublishedConfig) -> tuple[Corpus, list[str]]:
     lines: list[str] = []
     return open_corpus(config, announce=lines.append), lines
 
@@ -122,6 +125,7 @@ def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
 
 def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(config)
+    monkeypatch.setattr(building, "FORMAT", 2)
     monkeypatch.setattr(corpus, "FORMAT", 2)
     monkeypatch.setattr(cache, "FORMAT", 2)
     assert len(opened(config)[1]) == 2
@@ -199,7 +203,7 @@ def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tm
 BUILD = """
 import dataclasses, json, os, pathlib, sys, time
 from transformer_xl.config import TextConfig
-from transformer_xl.data import cache, corpus
+from transformer_xl.data import building, cache, corpus
 config = TextConfig(**json.loads(sys.argv[1]))
 """
 
@@ -213,14 +217,14 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
     config = dataclasses.replace(config, tokenizer="word")
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
-publish = corpus.publish
+publish = building.publish
 def late(*arguments, **named):
     pathlib.Path(config.path).with_name(f"built-{os.getpid()}").touch()
     waited = time.monotonic() + 20
     while len(list(pathlib.Path(config.path).parent.glob("built-*"))) < 3 and time.monotonic() < waited:
         time.sleep(0.005)
     publish(*arguments, **named)
-corpus.publish = late
+building.publish = late
 found = corpus.open_corpus(config, announce=lambda line: None)
 print(sum(int(tokens.sum()) for tokens in found.splits.values()), found.fingerprint)
 """
@@ -247,7 +251,7 @@ def test_the_slower_builder_drops_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["write_json", "publish", "piece_sha256"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
-    code = f"corpus.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print)"
+    code = f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print)"
     builder = python(code, config)
     builder.communicate(timeout=60)
     assert builder.returncode == -signal.SIGKILL
@@ -286,7 +290,7 @@ def test_a_source_that_changes_during_the_build_is_refused(
         os.utime(piece.path, (3, 3))
         return "00"
 
-    monkeypatch.setattr(corpus, "piece_sha256", touching)
+    monkeypatch.setattr(building, "piece_sha256", touching)
     with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
         opened(config)
     assert list(Path(config.cache_dir).iterdir()) == []
@@ -302,7 +306,7 @@ def test_a_full_disk_is_named(config: TextConfig, monkeypatch: pytest.MonkeyPatc
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(corpus, "write_tokens", full)
+    monkeypatch.setattr(building, "write_tokens", full)
     with pytest.raises(UserError, match=r"data\.cache_dir is .*No space left on device"):
         opened(config)
     assert list(Path(config.cache_dir).iterdir()) == []
@@ -323,17 +327,47 @@ def test_a_cache_inside_the_text_folder_changes_nothing(config: TextConfig, tmp_
     assert [len(opened(inside)[1]) for _ in range(2)] == [2, 0]
 
 
-def test_unknown_words_are_counted_and_announced(tmp_path: Path, wikitext_config: Wikitext103Config) -> None:
-    folder = tmp_path / "wt103"
+def test_unknown_words_are_counted_and_announced(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    folder = tmp_path / "wikitext103"
     folder.mkdir()
     (folder / "wiki.train.tokens").write_text(" \n = A = \n the cat <unk> the\n")
     (folder / "wiki.valid.tokens").write_text(" the dog <unk>\n")
     (folder / "wiki.test.tokens").write_text(" a\n b\n the\n")
-    found, lines = opened(wikitext_config)
-    assert found.unknown == opened(wikitext_config)[0].unknown == {"train": 0, "valid": 1, "test": 2}
-    assert "valid 1, test 2" in lines[1]
+    found, lines = opened(published_config("wikitext103"))
+    assert found.unknown == opened(published_config("wikitext103"))[0].unknown == {"train": 0, "valid": 1, "test": 2}
+    assert "; words outside the vocabulary, now <unk>: valid 1 (25.0 %), test 2 (33.3 %)" in lines[1]
     assert found.vocabulary.decode(found.splits["valid"]) == "the <unk> <unk>\n"
     assert found.counts() == {"train": 10, "valid": 4, "test": 6}
+
+
+UNSPACED = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\n"
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
+@pytest.mark.parametrize(("text", "noted"), [(TEXT, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)])
+def test_words_without_blanks_are_noted(
+    text: str, noted: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
+    _, lines = opened(dataclasses.replace(config, tokenizer=tokenizer))
+    notes = [line for line in lines if "few blanks" in line and "data.tokenizer=char" in line]
+    assert len(notes) == len(lines) - 2 == (noted and tokenizer in ("word", "wikitext"))
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_line_ends_may_be_dropped(
+    tokenizer: Tokenizer, chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", chunk_bytes)
+    text = "one\ntwo\r\nthree\rfour \u2028\x0b\x85\n\n" * 9
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    config = dataclasses.replace(config, tokenizer=tokenizer)
+    kept, dropped = (opened(dataclasses.replace(config, newline=newline))[0] for newline in NEWLINES)
+    for found, expected in ((kept, text), (dropped, text.replace("\r", "").replace("\n", ""))):
+        assert "".join(map(found.vocabulary.decode, found.splits.values())) == expected
+    assert kept.vocabulary.size - dropped.vocabulary.size == (2 if tokenizer == "char" else 0)
+    assert kept.folder != dropped.folder
 
 
 def test_a_split_without_a_byte_opens_and_is_refused_when_used(config: TextConfig) -> None:
@@ -363,11 +397,11 @@ def test_the_standard_library_opens(stdlib_config: StdlibConfig) -> None:
     assert found.vocabulary.size == 256
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "char", "word"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
 def test_memory_does_not_grow_with_the_text(
-    tokenizer: Literal["byte", "char", "word"], config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1 << 14)
     config = dataclasses.replace(config, tokenizer=tokenizer)
     opened(config)  # what imports and caches hold is not counted
     peaks = []

@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data import encoding
-from transformer_xl.data.encoding import build_vocabulary, read_text, read_words, token_dtype, write_tokens
-from transformer_xl.data.sources import Piece
+from transformer_xl.data import pieces
+from transformer_xl.data.counting import build_vocabulary
+from transformer_xl.data.encoding import token_dtype, write_tokens
+from transformer_xl.data.files import Piece
+from transformer_xl.data.pieces import read_text, read_words
+from transformer_xl.data.reading import Reading
 from transformer_xl.data.tokenizer import EOS, CharVocabulary, Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 
@@ -26,7 +29,7 @@ def published_words(path: Path) -> list[str]:
 
 @pytest.fixture(params=[1, 2, 3, 5, 7, 1 << 20])
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(encoding, "CHUNK_BYTES", request.param)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", request.param)
     return int(request.param)
 
 
@@ -45,15 +48,15 @@ def test_words_are_those_of_the_published_code(
 ) -> None:
     source = piece(tmp_path_factory.mktemp("words") / "a", text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(pieces, "CHUNK_BYTES", chunk_bytes)
         assert [word for words in read_words(source) for word in words] == published_words(source.path)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word"])
 def test_chunks_change_no_token(tokenizer: str, chunk_bytes: int, tmp_path: Path) -> None:
     source = piece(tmp_path / "a", ODD.encode())
-    vocabulary = build_vocabulary(tokenizer, {"train": [source], "valid": [], "test": []})
-    written = write_tokens(vocabulary, [source, source], tmp_path / "ids")
+    vocabulary = build_vocabulary(Reading(kind=tokenizer), {"train": [source], "valid": [], "test": []})
+    written = write_tokens(Reading(kind=vocabulary.kind), vocabulary, [source, source], tmp_path / "ids")
     ids = np.fromfile(tmp_path / "ids", token_dtype(vocabulary.size))
     once = vocabulary.encode(ODD)  # ends in a line end, so that `encode` too closes its last line
     np.testing.assert_array_equal(ids, np.concatenate([once, once]))
@@ -70,17 +73,17 @@ def test_words_are_ordered_by_frequency_then_first_occurrence(tmp_path: Path) ->
     train = piece(tmp_path / "train", b"z b b c\nc c <unk> a <unk> a\nB\n")
     valid = piece(tmp_path / "valid", b"new new new c b\nnew <unk>\n")
     splits = {"train": [train], "valid": [valid], "test": []}
-    vocabulary = build_vocabulary("word", splits)
+    vocabulary = build_vocabulary(Reading(kind="word"), splits)
     assert isinstance(vocabulary, WordVocabulary)
     assert vocabulary.symbols == (EOS, "c", "b", "<unk>", "a", "z", "B")
-    written = write_tokens(vocabulary, [valid], tmp_path / "ids")
+    written = write_tokens(Reading(kind=vocabulary.kind), vocabulary, [valid], tmp_path / "ids")
     assert written == (9, 4)
     assert np.fromfile(tmp_path / "ids", np.uint8).tolist() == [3, 3, 3, 1, 2, 0, 3, 3, 0]
 
 
 def test_unk_stands_last_where_training_has_none(tmp_path: Path) -> None:
     train = piece(tmp_path / "train", b"a b a\n<eos>\n")
-    vocabulary = build_vocabulary("word", {"train": [train], "valid": [], "test": []})
+    vocabulary = build_vocabulary(Reading(kind="word"), {"train": [train], "valid": [], "test": []})
     assert isinstance(vocabulary, WordVocabulary)
     assert vocabulary.symbols == (EOS, "a", "b", "<unk>")
 
@@ -91,7 +94,7 @@ def test_characters_are_counted_over_all_splits(tmp_path: Path) -> None:
         "valid": [piece(tmp_path / "valid", "\U0001f600\u00e9c".encode())],
         "test": [piece(tmp_path / "test", "\u00e9\u00e9\n".encode())],
     }
-    vocabulary = build_vocabulary("char", splits)
+    vocabulary = build_vocabulary(Reading(kind="char"), splits)
     assert isinstance(vocabulary, CharVocabulary)
     assert vocabulary.symbols == ("\u00e9", "b", "\n", "a", "c", "\U0001f600")
 
@@ -112,7 +115,7 @@ def test_what_is_not_utf8_is_named_with_its_byte(
 ) -> None:
     source = piece(tmp_path / "odd name", data)
     with pytest.raises(UserError, match=rf"odd name' is not UTF-8 at byte {place}, .*data\.tokenizer=byte"):
-        build_vocabulary(tokenizer, {"train": [source], "valid": [], "test": []})
+        build_vocabulary(Reading(kind=tokenizer), {"train": [source], "valid": [], "test": []})
 
 
 def test_a_byte_is_counted_from_the_files_start(tmp_path: Path) -> None:
@@ -122,8 +125,11 @@ def test_a_byte_is_counted_from_the_files_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x00\xff\xfe\x00", bytes(range(256)) * 3])
 def test_bytes_take_anything(data: bytes, chunk_bytes: int, tmp_path: Path) -> None:
-    vocabulary = build_vocabulary("byte", {})
-    assert write_tokens(vocabulary, [piece(tmp_path / "a", data)], tmp_path / "ids") == (len(data), 0)
+    vocabulary = build_vocabulary(Reading(kind="byte"), {})
+    assert write_tokens(Reading(kind=vocabulary.kind), vocabulary, [piece(tmp_path / "a", data)], tmp_path / "ids") == (
+        len(data),
+        0,
+    )
     assert (tmp_path / "ids").read_bytes() == data
 
 
@@ -137,8 +143,8 @@ def test_the_smallest_type_that_holds_the_vocabulary(size: int, dtype: str) -> N
 
 def test_many_words_need_a_wider_type(tmp_path: Path) -> None:
     source = piece(tmp_path / "a", " ".join(map(str, range(300))).encode())
-    vocabulary: Vocabulary = build_vocabulary("word", {"train": [source]})
-    write_tokens(vocabulary, [source], tmp_path / "ids")
+    vocabulary: Vocabulary = build_vocabulary(Reading(kind="word"), {"train": [source]})
+    write_tokens(Reading(kind=vocabulary.kind), vocabulary, [source], tmp_path / "ids")
     assert np.fromfile(tmp_path / "ids", "<u2").tolist() == [*range(1, 301), 0]
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import StdlibConfig, TextConfig, Wikitext103Config
+from transformer_xl.config import StdlibConfig, TextConfig
 from transformer_xl.data import cutting
 from transformer_xl.data.cutting import cut_into_splits
-from transformer_xl.data.sources import Sources, find_sources
+from transformer_xl.data.files import Sources
+from transformer_xl.data.sources import find_sources
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
@@ -240,22 +241,3 @@ def test_a_path_that_holds_no_text_is_named(
         find_sources(text_config(path))
     assert f"data.path is {path!r}" in str(refused.value)
     assert "a text file or a folder of text files" in str(refused.value)
-
-
-def test_wikitext_from_its_published_files(tmp_path: Path, wikitext_config: Wikitext103Config) -> None:
-    for split in ("test", "train", "valid"):
-        write(tmp_path / "wt103" / f"wiki.{split}.tokens", f" = {split} = \n".encode())
-    parts = contents(find_sources(wikitext_config))
-    assert parts == {split: f" = {split} = \n".encode() for split in ("train", "valid", "test")}
-    (tmp_path / "wt103/wiki.valid.tokens").unlink()
-    with pytest.raises(UserError, match=r"data\.dir is .*wt103', where wiki\.valid\.tokens cannot be found") as refused:
-        find_sources(wikitext_config)
-    assert "wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens" in str(refused.value)
-    write(tmp_path / "wt103/wiki.valid.tokens", b"")
-    with pytest.raises(UserError, match=r"data\.dir is .*wiki\.valid\.tokens is empty"):
-        find_sources(wikitext_config)
-
-
-def test_no_wikitext_at_all(wikitext_config: Wikitext103Config) -> None:
-    with pytest.raises(UserError, match=r"data\.dir is .*wt103', where wiki\.train\.tokens, .* must name the folder"):
-        find_sources(wikitext_config)

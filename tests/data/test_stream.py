@@ -6,29 +6,52 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.varying import varying
 from transformer_xl.config import RecallConfig
 from transformer_xl.data.lanes import LaneSource, evaluation_lanes, split_evenly, training_lanes
 from transformer_xl.data.recall import Recall
-from transformer_xl.data.stream import Batch, EvalStream, TrainStream, segments_per_epoch, steps_per_epoch
+from transformer_xl.data.segments import DrawnSegments, EqualSegments, Segments
+from transformer_xl.data.stream import Batch, EvalStream, TrainStream
 from transformer_xl.errors import UserError
 
 sizes = st.integers(1, 6)
+shares = st.sampled_from([0.0, 0.3, 1.0])
 
 
 def text(tokens: int) -> np.ndarray:
     return np.arange(tokens, dtype=np.uint16)
 
 
-def train_stream(source: LaneSource, **changes: object) -> TrainStream:
+def train_stream(source: LaneSource, *, segments: Segments | None = None, **changes: object) -> TrainStream:
     arguments: dict[str, object] = {
-        "segment_len": 4,
+        "segments": segments or equal_segments(source),
         "lanes": range(source.batch_size),
         "lane_chunks": 1,
         "accumulate": 1,
         "steps": 6,
-        "epoch_segments": None,
     }
     return TrainStream(source=source, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def equal_segments(source: LaneSource, *, segment_len: int = 4, limit: int | None = None) -> EqualSegments:
+    return EqualSegments(lane_len=source.lane_len, segment_len=segment_len, limit=limit, half_loss=False)
+
+
+def recall_lanes(*, batch_size: int = 5, train_tokens: int = 70) -> LaneSource:
+    config = RecallConfig(
+        kind="recall",
+        batch_size=batch_size,
+        segment_len=4,
+        segment_len_sd=0.0,
+        half_segments=0.0,
+        loss="full",
+        lane_chunks=2,
+        n_symbols=8,
+        block_len=3,
+        train_tokens=train_tokens,
+        eval_tokens=60,
+    )
+    return Recall(config=config, seed=1).lanes("train", batch_size=batch_size, segment_len=4, evaluation=False)
 
 
 def equal(left: list[Batch], right: list[Batch]) -> bool:
@@ -54,12 +77,10 @@ def test_ranks_and_chunks_read_every_lane_in_order(
     source = training_lanes(text(tokens), batch_size=batch_size, segment_len=segment_len)
     ranks = data.draw(st.integers(1, batch_size))
     chunks = data.draw(st.integers(1, batch_size // ranks))
-    segments = segments_per_epoch(lane_len=source.lane_len, segment_len=segment_len, limit=None)
-    steps = -(-2 * segments // accumulate)  # two epochs
+    segments = equal_segments(source, segment_len=segment_len)
+    steps = -(-2 * segments.count(0) // accumulate)  # two epochs
     streams = [
-        train_stream(
-            source, segment_len=segment_len, lanes=lanes, lane_chunks=chunks, accumulate=accumulate, steps=steps
-        )
+        train_stream(source, segments=segments, lanes=lanes, lane_chunks=chunks, accumulate=accumulate, steps=steps)
         for lanes in split_evenly(batch_size, ranks)
     ]
     batches = [list(stream) for stream in streams]
@@ -97,7 +118,7 @@ def test_an_evaluation_on_any_ranks_counts_each_prediction_once(
     source = evaluation_lanes(text(tokens), batch_size=batch_size, split="valid")
     ranks = data.draw(st.integers(1, batch_size))
     streams = [
-        EvalStream(source=source, segment_len=segment_len, lanes=lanes, limit=None)
+        EvalStream(source=source, segment_len=segment_len, stride=None, lanes=lanes)
         for lanes in split_evenly(batch_size, ranks)
     ]
     batches = [list(stream) for stream in streams]
@@ -115,8 +136,8 @@ def test_an_evaluation_on_any_ranks_counts_each_prediction_once(
 
 
 def test_an_evaluation_starts_over_each_time() -> None:
-    source = evaluation_lanes(text(30), batch_size=3, split="valid")
-    stream = EvalStream(source=source, segment_len=4, lanes=range(3), limit=2)
+    source = evaluation_lanes(text(25), batch_size=3, split="valid")
+    stream = EvalStream(source=source, segment_len=4, stride=None, lanes=range(3))
     first = list(stream)
     assert equal(first, list(stream))
     assert [(batch.step, batch.micro, batch.chunk) for batch in first] == [(1, 0, 0), (2, 0, 0)]
@@ -142,26 +163,13 @@ def test_accumulation_goes_on_in_time_across_epochs() -> None:
 
 def test_a_limit_makes_epochs_shorter() -> None:
     source = training_lanes(text(21), batch_size=2, segment_len=4)
-    stream = train_stream(source, steps=3, epoch_segments=2)
+    stream = train_stream(source, steps=3, segments=equal_segments(source, limit=2))
     assert [batch.tokens_BT[0, 0].item() for batch in stream] == [0, 4, 0]
-    assert (stream.segments_per_epoch, stream.steps_per_epoch) == (2, 2)
-    assert segments_per_epoch(lane_len=10, segment_len=4, limit=5) == 3
-    assert steps_per_epoch(segments=3, accumulate=2) == 2
 
 
 @pytest.mark.parametrize("handed_out", [0, 1, 5, 6, 24])
 def test_a_loaded_stream_goes_on_at_the_very_batch(handed_out: int) -> None:
-    config = RecallConfig(
-        kind="recall",
-        batch_size=5,
-        segment_len=4,
-        lane_chunks=2,
-        n_symbols=8,
-        block_len=3,
-        train_tokens=70,
-        eval_tokens=60,
-    )
-    source = Recall(config=config, seed=1).lanes("train", batch_size=5, segment_len=4, evaluation=False)
+    source = recall_lanes()
     stream, whole, resumed = (train_stream(source, lane_chunks=2, accumulate=2, steps=6) for _ in range(3))
     for _ in itertools.islice(stream, handed_out):
         pass
@@ -204,3 +212,111 @@ def test_batches_have_the_types_that_a_model_takes() -> None:
         torch.int64,
         torch.bool,
     )
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_drawn_segments_and_half_losses_on_any_ranks_chunks_and_accumulation(data: st.DataObject) -> None:
+    batch_size = data.draw(st.integers(1, 6))
+    is_recall = data.draw(st.booleans())
+    if is_recall:
+        source = recall_lanes(batch_size=batch_size, train_tokens=batch_size * data.draw(st.integers(6, 50)))
+    else:
+        tokens = batch_size * data.draw(st.integers(1, 50)) + 1
+        source = training_lanes(text(tokens), batch_size=batch_size, segment_len=1)
+    half_loss = data.draw(st.booleans())
+    lengths = varying(segment_len=data.draw(sizes), sd=data.draw(st.floats(0, 3)), half_share=data.draw(shares))
+    ranks = data.draw(st.integers(1, batch_size))
+    chunks, accumulate = data.draw(st.integers(1, batch_size // ranks)), data.draw(st.integers(1, 3))
+
+    def segments() -> Segments:
+        return DrawnSegments(lane_len=source.lane_len, lengths=lengths, seed=7, limit=None, half_loss=half_loss)
+
+    # as separate processes: each draws for itself
+    streams = [
+        train_stream(source, segments=segments(), lanes=lanes, lane_chunks=chunks, accumulate=accumulate, steps=9)
+        for lanes in split_evenly(batch_size, ranks)
+    ]
+    batches = [list(stream) for stream in streams]
+    turns: list[list[Batch]] = []  # all lanes of a segment
+    for step in range(1, 10):
+        mine = [[batch for batch in rank if batch.step == step] for rank in batches]
+        counted = sum(int((batch.targets_BT != -100).sum()) for rank in mine for batch in rank)
+        assert {batch.counted for rank in mine for batch in rank} == {counted}
+        turns += [[b for rank in mine for b in rank[a * chunks : (a + 1) * chunks]] for a in range(accumulate)]
+    epoch, start = 0, 0
+    for turn in turns:
+        tokens_BT, targets_BT = torch.cat([b.tokens_BT for b in turn]), torch.cat([b.targets_BT for b in turn])
+        stop = start + tokens_BT.shape[1]
+        there = source.read(epoch=epoch, lanes=range(batch_size), start=start, stop=stop)
+        expected = torch.from_numpy(there.targets_BT)
+        if half_loss:
+            expected[:, : (stop - start) // 2] = -100
+        assert tokens_BT.tolist() == there.tokens_BT.tolist()
+        assert targets_BT.tolist() == expected.tolist()
+        assert torch.cat([b.resets_BT for b in turn]).tolist() == there.resets_BT.tolist()
+        epoch, start = (epoch + 1, 0) if stop == source.lane_len else (epoch, stop)
+
+
+@settings(deadline=None)
+@given(handed_out=st.integers(0, 24), half_loss=st.booleans(), limit=st.sampled_from([None, 1, 2]))
+def test_drawn_segments_go_on_at_the_very_batch(handed_out: int, half_loss: bool, limit: int | None) -> None:
+    source = recall_lanes()
+    lengths = varying(segment_len=4, sd=2, half_share=0.3)
+
+    def stream() -> TrainStream:
+        segments = DrawnSegments(lane_len=source.lane_len, lengths=lengths, seed=3, limit=limit, half_loss=half_loss)
+        return train_stream(source, segments=segments, lane_chunks=2, accumulate=2)
+
+    stopped, resumed = stream(), stream()
+    for _ in itertools.islice(stopped, handed_out):
+        pass
+    resumed.load_state_dict(stopped.state_dict())
+    rest = list(resumed)
+    assert len(rest) == 24 - handed_out
+    assert equal(rest, list(stream())[handed_out:])
+
+
+@settings(deadline=None)
+@given(tokens=st.integers(2, 70), batch_size=st.integers(1, 9), segment_len=sizes, data=st.data())
+def test_windows_count_each_prediction_once_with_the_context_that_a_stride_leaves(
+    tokens: int, batch_size: int, segment_len: int, data: st.DataObject
+) -> None:
+    source = evaluation_lanes(text(tokens), batch_size=batch_size, split="valid")
+    stride = data.draw(st.integers(1, segment_len))
+    ranks = data.draw(st.integers(1, batch_size))
+    streams = [
+        EvalStream(source=source, segment_len=segment_len, stride=stride, lanes=lanes)
+        for lanes in split_evenly(batch_size, ranks)
+    ]
+    batches = [list(stream) for stream in streams]
+    assert {len(rank) for rank in batches} == {len(stream) for stream in streams} == {len(batches[0])}
+    predicted = []
+    for same_window in zip(*batches, strict=True):
+        targets = torch.cat([batch.targets_BT for batch in same_window])
+        inputs = torch.cat([batch.tokens_BT for batch in same_window])
+        resets = torch.cat([batch.resets_BT for batch in same_window])
+        assert {batch.counted for batch in same_window} == {int((targets != -100).sum())}
+        assert resets[:, 0].all()
+        assert not resets[:, 1:].any()
+        for row, place in (targets != -100).nonzero().tolist():
+            position = int(inputs[row, place]) - row * source.lane_len
+            assert targets[row, place] == inputs[row, place] + 1
+            assert (inputs[row, 0], inputs[row, place]) == (
+                inputs[row, place] - place,
+                position + row * source.lane_len,
+            )
+            left = segment_len - stride + 1 + (position - segment_len) % stride
+            assert place + 1 == (position + 1 if position < segment_len else left)
+            predicted.append(int(targets[row, place]))
+    assert sorted(predicted) == list(range(1, tokens))
+
+
+def test_windows_a_segment_apart_read_the_segments() -> None:
+    source = evaluation_lanes(text(30), batch_size=3, split="valid")
+    windows = list(EvalStream(source=source, segment_len=4, stride=4, lanes=range(3)))
+    segments = list(EvalStream(source=source, segment_len=4, stride=None, lanes=range(3)))
+    for batch in segments:
+        batch.resets_BT[:, 0] = True
+    assert [batch.tokens_BT.shape[1] for batch in windows] == [4, 4, 2]
+    assert equal(windows, segments)

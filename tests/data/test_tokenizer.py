@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
     CharVocabulary,
+    RankedByteVocabulary,
+    SentenceVocabulary,
     SymbolVocabulary,
     Vocabulary,
+    WikitextVocabulary,
     WordVocabulary,
     load_vocabulary,
     vocabulary_from_json,
@@ -27,7 +30,17 @@ ODD_TEXTS = [
     "x" * 100_000,
 ]
 WORDS = WordVocabulary(["<eos>", "the", "cat", "<unk>"])
-EVERY_KIND: list[Vocabulary] = [ByteVocabulary(), CharVocabulary(["a", "\U0001f600", "\n"]), WORDS, SymbolVocabulary(8)]
+HASHES = ("cd086bdf", "f34b1514", "ebe10c39", "0e9d96ff")
+SENTENCES = SentenceVocabulary(["the", "<S>", "cat", "<UNK>"])
+EVERY_KIND: list[Vocabulary] = [
+    ByteVocabulary(),
+    RankedByteVocabulary([0x65, 0xA9, 0xC3, 0x0A]),
+    CharVocabulary(["a", "\U0001f600", "\n"]),
+    WORDS,
+    WikitextVocabulary(["<eos>", "the", "cat", "<unk>"]),
+    SENTENCES,
+    SymbolVocabulary(8),
+]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
@@ -90,8 +103,43 @@ def test_symbols_are_numbers() -> None:
 
 
 def test_scores_have_their_names() -> None:
-    assert [vocabulary.unit for vocabulary in EVERY_KIND] == ["bpc", "bpc", "ppl", "bpc"]
-    assert [vocabulary.size for vocabulary in EVERY_KIND] == [256, 3, 4, 8]
+    assert [vocabulary.unit for vocabulary in EVERY_KIND] == ["bpc", "bpc", "bpc", "ppl", "ppl", "ppl", "bpc"]
+    assert [vocabulary.size for vocabulary in EVERY_KIND] == [256, 4, 3, 4, 4, 4, 8]
+
+
+def test_numbers_follow_the_frequency_where_symbols_were_counted() -> None:
+    assert [vocabulary.kind for vocabulary in EVERY_KIND if not vocabulary.by_frequency] == ["byte", "symbol"]
+
+
+def test_the_hashes_of_former_versions_hold() -> None:
+    hashes = {vocabulary.kind: vocabulary.hash()[:8] for vocabulary in EVERY_KIND}
+    assert (hashes["byte"], hashes["char"], hashes["word"], hashes["symbol"]) == HASHES
+
+
+def test_ranked_bytes_are_the_utf8() -> None:
+    ranked = RankedByteVocabulary([0x65, 0xA9, 0xC3, 0x0A])
+    assert ranked.encode("e\u00e9\n").tolist() == [0, 2, 1, 3]
+    assert ranked.decode([0, 2, 1, 3]) == "e\u00e9\n"
+    assert ranked.decode([0, 2]) == "e\ufffd"
+    with pytest.raises(UserError, match=r"byte 0x61 at place 3.*only the 4 bytes"):
+        ranked.encode("e\u00e9a")
+
+
+def test_sentences_have_a_mark_on_both_sides() -> None:
+    assert SENTENCES.encode("the cat\nthe dog\r\n\n").tolist() == [1, 0, 2, 1, 0, 3, 1, 1]
+    assert SENTENCES.encode("the").tolist() == [1, 0], "a prompt stops inside a sentence"
+    assert SENTENCES.decode([1, 0, 2, 1, 0, 3, 1]) == "the cat\nthe <UNK>\n"
+    assert SENTENCES.decode([2, 1, 0]) == "cat\nthe"
+
+
+def test_words_in_lower_case_say_so() -> None:
+    lower = WordVocabulary(["<eos>", "the", "<unk>"], lower_case=True)
+    assert lower.encode("THE the Cat\n").tolist() == [1, 1, 2, 0]
+    again = vocabulary_from_json(lower.to_json())
+    assert isinstance(again, WordVocabulary)
+    assert again.lower_case
+    assert lower.hash() != WordVocabulary(lower.symbols).hash()
+    assert lower.extended(["cat"]).encode("Cat").tolist() == [3]
 
 
 @pytest.mark.parametrize("vocabulary", EVERY_KIND, ids=lambda vocabulary: vocabulary.kind)
@@ -128,6 +176,17 @@ def test_the_hash_tells_order_and_kind_apart() -> None:
         '{"format": 1, "kind": "char", "symbols": ["ab"]}',
         '{"format": 1, "kind": "word", "symbols": ["a", "<eos>", "<unk>"]}',
         '{"format": 1, "kind": "word", "symbols": ["<eos>", "a"]}',
+        '{"format": 1, "kind": ["char"]}',
+        '{"format": 1, "kind": "wikitext", "symbols": ["a", "<eos>", "<unk>"]}',
+        '{"format": 1, "kind": "wikitext", "symbols": ["<eos>"]}',
+        '{"format": 1, "kind": "sentence", "symbols": ["<S>", "a"]}',
+        '{"format": 1, "kind": "sentence", "symbols": ["<UNK>", "a"]}',
+        '{"format": 1, "kind": "ranked_byte"}',
+        '{"format": 1, "kind": "ranked_byte", "values": []}',
+        '{"format": 1, "kind": "ranked_byte", "values": [1, 1]}',
+        '{"format": 1, "kind": "ranked_byte", "values": [true, 2]}',
+        '{"format": 1, "kind": "ranked_byte", "values": [256]}',
+        '{"format": 1, "kind": "ranked_byte", "values": [-1]}',
         '{"format": 1, "kind": "symbol", "size": true}',
         '{"format": 1, "kind": "symbol", "size": 0}',
     ],

@@ -3,16 +3,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import transformer_xl
+from tests.conftest import tiny_model_config
 from tests.interop.checkpoints import write_checkpoint
+from tests.interop.conftest import SYMBOLS
 from transformer_xl.errors import UserError
-from transformer_xl.interop.native import load_model, model_weights, read_checkpoint, save_model
+from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.native import model_weights, read_checkpoint, save_model
+from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
+from transformer_xl.model_config import ModelConfig, parse_model
 
 
 def assert_same(loaded: LanguageModel, model: LanguageModel) -> None:
@@ -35,6 +41,37 @@ def test_a_saved_model_comes_back_bit_for_bit_with_its_vocabulary(model: Languag
     assert_same(loaded, model)
     assert loaded.vocabulary.to_json() == model.vocabulary.to_json()
     assert loaded.vocabulary.decode(loaded.vocabulary.encode("täß\n語\0")) == "täß\n語\0"
+
+
+ATTENTION = {"n_head": 2, "d_head": 8, "d_inner": 32, "dropatt": 0.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "shaw": {**ATTENTION, "pre_norm": False, "max_distance": 5},
+    "vaswani": {**ATTENTION, "pre_norm": True},
+    "al_rfou": {**ATTENTION, "pre_norm": False, "n_positions": 9},
+    "transformer_rope": {**ATTENTION, "rope_base": 10000.0},
+    "rnn": {},
+    "gru": {},
+    "lstm": {},
+}
+
+
+def of_kind(kind: str, **changes: Any) -> LanguageModel:
+    """A model of any kind, with clusters and projections."""
+    common = {field.name for field in dataclasses.fields(ModelConfig)}
+    values = {name: value for name, value in dataclasses.asdict(tiny_model_config()).items() if name in common}
+    clusters = {"cutoffs": [4, 9], "div_val": 2, "tie_projs": [False, True, False]}
+    config = parse_model({**values, **clusters, **KINDS[kind], **changes, "kind": kind})
+    return make_model(config, vocab_size=len(SYMBOLS)).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_comes_back(kind: str, tmp_path: Path) -> None:
+    model = of_kind(kind)
+    save_model(model, tmp_path)
+    assert_same(load_model(tmp_path), model)
+    with pytest.raises(UserError, match=f"model.kind is {kind}"):
+        save_transformers(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -16,7 +16,8 @@ import torch
 from tests.interop.checkpoints import checkpoint_of, write_checkpoint
 from transformer_xl.data.tokenizer import CharVocabulary
 from transformer_xl.errors import UserError
-from transformer_xl.interop.native import CHECKPOINT_FORMAT, load_model, save_model
+from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.native import CHECKPOINT_FORMAT, save_model
 from transformer_xl.model.interface import LanguageModel
 
 
@@ -111,20 +112,20 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_versions(
 @pytest.mark.parametrize("change", ["shape", "missing", "unknown"])
 def test_weights_that_do_not_fit_are_refused(model: LanguageModel, tmp_path: Path, change: str) -> None:
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    name = "model.layers.1.query.weight"
+    name = "model.layers.1.attention.query.weight"
     if change == "shape":
         weights[name] = weights[name][:3].clone()
     elif change == "missing":
         del weights[name]
     else:
-        weights["model.layers.2.query.weight"] = weights[name].clone()
+        weights["model.layers.2.attention.query.weight"] = weights[name].clone()
     path = write_checkpoint(tmp_path / "last.ckpt", model, state_dict=weights)
     refused(path, "query.weight")
 
 
 def test_a_vocabulary_of_another_size_does_not_fit_its_weights(model: LanguageModel, tmp_path: Path) -> None:
     other = CharVocabulary(list("abc"))
-    refused(write_checkpoint(tmp_path / "last.ckpt", model, vocabulary=other.to_json()), "embedding.weight")
+    refused(write_checkpoint(tmp_path / "last.ckpt", model, vocabulary=other.to_json()), "embedding.weights.0")
     save_model(model, tmp_path / "model")
     other.save(tmp_path / "model" / "vocabulary.json")
     refused(tmp_path / "model", "3", str(model.vocab_size))
@@ -155,7 +156,8 @@ def test_a_saved_folder_without_its_description_is_refused(model: LanguageModel,
 DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda description: [description],
     "another program's": lambda description: {"model_type": "transfo-xl"},
-    "newer": lambda description: {**description, "format_version": 2},
+    "newer": lambda description: {**description, "format_version": 3},
+    "older": lambda description: {**description, "format_version": 1},
     "no format_version": lambda description: {k: v for k, v in description.items() if k != "format_version"},
     "no vocab_size": lambda description: {k: v for k, v in description.items() if k != "vocab_size"},
     "vocab_size no number": lambda description: {**description, "vocab_size": "many"},

@@ -9,18 +9,30 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import SEGMENT_LEN, V, random_tokens, tiny_model
-from transformer_xl.config import ModelConfig
+from transformer_xl.model.clusters import make_clusters
 from transformer_xl.model.flops import forward_flops, step_flops
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 # no two sizes equal, so that none can stand for another
 CONFIG = tiny_model_config(n_layer=3, d_model=16, n_head=2, d_head=6, d_inner=40)
+
+
+PRODUCTS = TransformerXL.products
+
+
+def counted(count: Callable[..., int], config: TransformerXLConfig, *, vocab_size: int, **sizes: int) -> int:
+    clusters = make_clusters(config, vocab_size=vocab_size)
+    return count(config, PRODUCTS, clusters=clusters, cluster_shares=[1.0], **sizes)
 
 
 def product(rows: int, inner: int, columns: int) -> int:
     return 2 * rows * inner * columns
 
 
-def forward_by_hand(config: ModelConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int) -> int:
+def forward_by_hand(
+    config: TransformerXLConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int
+) -> int:
     """A lane, a query, a head, a visible key at a time."""
     heads, width = config.n_head, config.d_head
     total = 0
@@ -42,7 +54,7 @@ def forward_by_hand(config: ModelConfig, *, vocab_size: int, batch_size: int, se
 @pytest.mark.parametrize(("batch_size", "segment_len", "mem_len"), [(1, 1, 0), (3, 1, 7), (2, 5, 7), (3, 4, 0)])
 def test_forward_counts_what_each_query_sees(batch_size: int, segment_len: int, mem_len: int) -> None:
     sizes = {"vocab_size": V, "batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
-    assert forward_flops(CONFIG, **sizes) == forward_by_hand(CONFIG, **sizes)
+    assert counted(forward_flops, CONFIG, **sizes) == forward_by_hand(CONFIG, **sizes)
 
 
 @pytest.mark.parametrize("mem_len", [4, 7])
@@ -55,24 +67,24 @@ def test_forward_equals_torchs_counter_where_causality_averages_nothing(mem_len:
     # plain attention multiplies with one row more than there are distances, which is not useful work
     padding = model.config.n_layer * lanes * model.config.n_head * product(1, model.config.d_head, 1)
     sizes = {"vocab_size": V, "batch_size": lanes, "segment_len": 1, "mem_len": mem_len}
-    assert forward_flops(model.config, **sizes) == counter.get_total_flops() - padding
+    assert counted(forward_flops, model.config, **sizes) == counter.get_total_flops() - padding
 
 
 def test_backward_costs_twice_forward_less_what_would_flow_into_memory() -> None:
     sizes = {"vocab_size": V, "batch_size": 2, "segment_len": SEGMENT_LEN, "mem_len": 7}
     into_memory = CONFIG.n_layer * product(2 * 7, 2 * CONFIG.n_head * CONFIG.d_head, CONFIG.d_model)
-    assert step_flops(CONFIG, **sizes) == 3 * forward_by_hand(CONFIG, **sizes) - into_memory
+    assert counted(step_flops, CONFIG, **sizes) == 3 * forward_by_hand(CONFIG, **sizes) - into_memory
 
 
 @pytest.mark.parametrize(("count", "passes"), [(forward_flops, 1), (step_flops, 3)])
 def test_twice_the_lanes_cost_twice_as_much_but_for_the_sinusoids(count: Callable[..., int], passes: int) -> None:
     sizes = {"vocab_size": V, "segment_len": SEGMENT_LEN, "mem_len": 7}
     sinusoids = CONFIG.n_layer * product(7 + SEGMENT_LEN, CONFIG.d_model, CONFIG.n_head * CONFIG.d_head)
-    once, twice = (count(CONFIG, batch_size=lanes, **sizes) for lanes in (2, 4))
+    once, twice = (counted(count, CONFIG, batch_size=lanes, **sizes) for lanes in (2, 4))
     assert Fraction(twice - passes * sinusoids, once - passes * sinusoids) == 2
 
 
 def test_a_model_counts_its_own_step() -> None:
     model = tiny_model()
-    expected = step_flops(model.config, vocab_size=V, batch_size=3, segment_len=SEGMENT_LEN, mem_len=7)
-    assert model.step_flops(batch_size=3, segment_len=SEGMENT_LEN) == expected
+    expected = counted(step_flops, model.config, vocab_size=V, batch_size=3, segment_len=SEGMENT_LEN, mem_len=7)
+    assert model.step_flops(batch_size=3, segment_len=SEGMENT_LEN, cluster_shares=[1.0]) == expected

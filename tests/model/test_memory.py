@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
-from transformer_xl.model.memory import Memory, join_lanes, next_memory
+from transformer_xl.model.memory import HiddenMemory, join_lanes, memory_from_state_dict, next_memory
 
 L, D = 2, 16
 
@@ -19,10 +19,10 @@ def numbered(tokens: int, *, start: int = 1) -> Tensor:
     return torch.arange(start, start + tokens, dtype=torch.float64)[:, None]
 
 
-def memory_of(lanes: list[Tensor], *, slots: int, mem_len: int) -> Memory:
+def memory_of(lanes: list[Tensor], *, slots: int, mem_len: int) -> HiddenMemory:
     """Put each lane's rows at the new end of its slots, zeros before."""
     padded = [torch.cat([row.new_zeros(slots - len(row), 1), row]) for row in lanes]
-    return Memory(
+    return HiddenMemory(
         hidden_LBMD=torch.stack(padded)[None].repeat(L, 1, 1, 1),
         length_B=torch.tensor([len(row) for row in lanes]),
         mem_len=mem_len,
@@ -97,7 +97,7 @@ def test_no_gradient_flows_into_memory(pre_norm: bool, graph_behind: bool) -> No
     model = tiny_model(pre_norm=pre_norm)
     leaf = torch.randn(L, 2, 7, D, dtype=torch.float64, requires_grad=True)
     hidden = 2 * leaf if graph_behind else leaf
-    memory = Memory(hidden_LBMD=hidden, length_B=torch.full((2,), 7), mem_len=7)
+    memory = HiddenMemory(hidden_LBMD=hidden, length_B=torch.full((2,), 7), mem_len=7)
     tokens_BT = random_tokens(2, SEGMENT_LEN)
     losses, after = model.nll(tokens_BT, tokens_BT, memory)
     losses.sum().backward()
@@ -143,7 +143,7 @@ def test_state_survives_a_checkpoint_that_can_hold_no_code(tmp_path: Path) -> No
     model = tiny_model()
     _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
     torch.save(memory.state_dict(), tmp_path / "memory.pt")
-    read = Memory.from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    read = memory_from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
     assert torch.equal(read.hidden_LBMD, memory.hidden_LBMD)
     assert torch.equal(read.length_B, memory.length_B)
     assert read.mem_len == memory.mem_len

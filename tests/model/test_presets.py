@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from transformer_xl.config import ModelConfig, RecipeConfig
+from transformer_xl.config import RecipeConfig
 from transformer_xl.model.registry import make_model
+from transformer_xl.model_config import parse_model
 from transformer_xl.parsing import parse
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -70,14 +71,28 @@ PAPER_RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def read(group: str, name: str) -> dict[str, Any]:
+TINY = ["txl_tiny", "shaw", "vaswani", "al_rfou", "vanilla", "vanilla_512", "rnn", "gru", "lstm", "transformer_rope"]
+
+
+def read_own(group: str, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Give a file's own settings, and the files of its group that it begins from."""
     values: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    *bases, itself = values.pop("defaults", ["_self_"])
+    assert itself == "_self_"
     # YAML 1.1 takes 2e-4, which has no dot, for a text; OmegaConf, which reads these files, does not
-    return values | ({"lr": float(values["lr"])} if "lr" in values else {})
+    return values | ({"lr": float(values["lr"])} if "lr" in values else {}), bases
+
+
+def read(group: str, name: str) -> dict[str, Any]:
+    values, bases = read_own(group, name)
+    inherited: dict[str, Any] = {}
+    for base in bases:
+        inherited |= read(group, base)
+    return inherited | values
 
 
 def parameters(name: str, vocab_size: int) -> int:
-    config = parse(ModelConfig, read("model", name), "model")
+    config = parse_model(read("model", name))
     with torch.device("meta"):
         model = make_model(config, vocab_size=vocab_size)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -97,12 +112,36 @@ def test_published_presets_have_the_published_number_of_parameters(name: str, vo
     assert parameters(name, vocab_size) == expected
 
 
-@pytest.mark.parametrize(("name", "vocab_size"), [("txl_tiny", BYTES), ("txl_small", BYTES), *PAPER_VOCABULARIES])
+@pytest.mark.parametrize(
+    ("name", "vocab_size"), [*((name, BYTES) for name in TINY), ("txl_small", BYTES), *PAPER_VOCABULARIES]
+)
 def test_presets_have_about_as_many_parameters_as_their_first_line_says(name: str, vocab_size: int) -> None:
     first_line = (CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     said = re.search(r"([\d.]+) million", first_line)
     assert said is not None
     assert parameters(name, vocab_size) / 1e6 == pytest.approx(float(said[1]), rel=0.05)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_models_to_compare_have_as_many_parameters_as_txl_tiny(name: str) -> None:
+    assert parameters(name, BYTES) == pytest.approx(parameters("txl_tiny", BYTES), rel=0.03)
+
+
+@pytest.mark.parametrize("path", [*CONF.glob("model/*.yaml"), *CONF.glob("recipe/*.yaml")], ids=str)
+def test_a_file_that_begins_from_another_repeats_nothing_of_it(path: Path) -> None:
+    own, bases = read_own(path.parent.name, path.stem)
+    for base in bases:
+        inherited = read(path.parent.name, base)
+        assert {key for key, value in own.items() if inherited.get(key, ...) == value} == set()
+
+
+def test_the_two_without_memory_differ_in_their_segments_alone() -> None:
+    assert read("model", "vanilla_512") == read("model", "vanilla")
+    assert read("model", "vanilla") == read("model", "vaswani") | {"mem_len": 0}
+    short, long = read("recipe", "vanilla"), read("recipe", "vanilla_512")
+    assert {key for key in short if short[key] != long[key]} == {"segment_len", "batch_size"}
+    assert long["segment_len"] == 512
+    assert long["segment_len"] * long["batch_size"] == short["segment_len"] * short["batch_size"]
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
@@ -126,6 +165,6 @@ def test_every_preset_builds_and_has_a_recipe_of_its_name(name: str) -> None:
     parse(RecipeConfig, read("recipe", name), "recipe")
 
 
-def test_the_four_presets_are_shipped() -> None:
+def test_the_presets_are_shipped() -> None:
     shipped = {path.stem for path in (CONF / "model").glob("*.yaml")}
-    assert shipped >= {"txl_tiny", "txl_small", "txl_char_base", "txl_char_large"}
+    assert shipped >= {*TINY, "txl_small", "txl_char_base", "txl_char_large"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, random_tokens, tiny_model
-from transformer_xl.config import ModelConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 Rows = list[Tensor]
 
@@ -29,14 +29,14 @@ def normed(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
 class Reference:
     """One lane of the model."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: TransformerXLConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = weights
         self.memory: list[Rows] = [[] for _ in range(config.n_layer)]
 
     def read(self, tokens: list[int]) -> Tensor:
         """Give log-probabilities (T, V), and remember the segment."""
-        table, bias = self.weights["embedding.weight"], self.weights["embedding.bias"]
+        table, bias = self.weights["embedding.weights.0"], self.weights["softmax.biases.0"]
         rows = [table[token] * math.sqrt(self.config.d_model) for token in tokens]
         for layer in range(self.config.n_layer):
             context = self.memory[layer] + rows
@@ -67,24 +67,24 @@ class Reference:
     def attention(self, layer: int, weights: Mapping[str, Tensor], inputs: Rows, place: int) -> Tensor:
         config, width = self.config, self.config.d_head
         pair = layer if config.untie_r else 0
-        key_weight, value_weight = weights["key_value.weight"].chunk(2)
+        key_weight, value_weight = weights["attention.key_value.weight"].chunk(2)
         first = max(0, place - config.mem_len + 1) if config.same_length else 0
         heads = []
         for head in range(config.n_head):
             part = slice(head * width, (head + 1) * width)
             u, v = self.weights["content_bias"][pair, head], self.weights["position_bias"][pair, head]
-            query = weights["query.weight"][part] @ inputs[place]
+            query = weights["attention.query.weight"][part] @ inputs[place]
             exponentials, attended = [], []
             for j in range(first, place + 1):
                 distance = place - j if config.clamp_len is None else min(place - j, config.clamp_len)
                 key = key_weight[part] @ inputs[j]
-                r = weights["position.weight"][part] @ encoding(distance, config.d_model)
+                r = weights["attention.position.weight"][part] @ encoding(distance, config.d_model)
                 score = (query @ key + query @ r + u @ key + v @ r) / math.sqrt(width)
                 exponentials.append(score.exp())
                 attended.append(value_weight[part] @ inputs[j])
             total = sum(exponentials)
             heads.append(sum(e / total * value for e, value in zip(exponentials, attended, strict=True)))
-        return weights["output.weight"] @ torch.cat(heads)
+        return weights["attention.output.weight"] @ torch.cat(heads)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_the_sinusoids_have_one_dropout_mask_for_all_layers_and_lanes() -> None:
     tokens_BT = random_tokens(3, SEGMENT_LEN)
     model(tokens_BT, model.zero_memory(3))
     model.train()(tokens_BT, model.zero_memory(3))
-    kept, _, first, second = (call["sinusoid_SD"] for call in calls)
+    kept, _, first, second = (call["encoding"]["sinusoid_SD"] for call in calls)
     assert first.shape == (12, 16)
     assert torch.equal(first, second)
     survives = first != 0
@@ -155,8 +155,8 @@ def test_dropatt_reaches_the_attention_in_training_only() -> None:
     model = tiny_model(dropatt=0.5)
     seen: list[float] = []
     for layer in model.layers:
-        attend = layer.attend
-        layer.attend = lambda attend=attend, **arguments: seen.append(arguments["dropout"]) or attend(**arguments)
+        attend = layer.attention.attend
+        layer.attention.attend = lambda attend=attend, **given: seen.append(given["dropout"]) or attend(**given)
     for mode in (True, False):
         model.train(mode)(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
     assert seen == [0.5, 0.5, 0.0, 0.0]
@@ -194,7 +194,7 @@ def test_initial_weights_are_drawn_as_published() -> None:
     model = make_model(config, vocab_size=500)
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
-        if name.endswith(".bias"):
+        if name.endswith(".bias") or "biases" in name:
             assert not values.any(), name
             continue
         centre = 1.0 if "norm" in name else 0.0
@@ -219,4 +219,4 @@ def test_output_and_embedding_are_one_matrix() -> None:
     names = [
         name for name, parameter in tiny_model().named_parameters() if V in parameter.shape and "layers" not in name
     ]
-    assert names == ["embedding.weight", "embedding.bias"]
+    assert names == ["embedding.weights.0", "softmax.biases.0"]

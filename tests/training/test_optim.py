@@ -29,14 +29,15 @@ def test_every_parameter_is_in_exactly_one_group(model: TransformerXL, decay_emb
 def test_biases_norms_u_v_and_embeddings_do_not_decay(model: TransformerXL) -> None:
     decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=False)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
-    in_a_layer = {"query", "key_value", "position", "output", "feed_forward.0", "feed_forward.3"}
+    in_attention = {f"attention.{name}" for name in ("query", "key_value", "position", "output")}
+    in_a_layer = {*in_attention, "feed_forward.0", "feed_forward.3"}
     assert names_in(decayed, model) == {f"layers.{i}.{name}.weight" for i in range(2) for name in in_a_layer}
 
 
 def test_embeddings_decay_on_request(model: TransformerXL) -> None:
     decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
-    assert "embedding.weight" in names_in(decayed, model)
-    assert "embedding.bias" in names_in(plain, model)
+    assert "embedding.weights.0" in names_in(decayed, model)
+    assert "softmax.biases.0" in names_in(plain, model)
 
 
 def adam(kind: str) -> AdamConfig:

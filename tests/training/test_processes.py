@@ -52,6 +52,17 @@ def test_seven_lanes_on_two_processes_give_the_numbers_of_one(text_file: Path, t
     assert "3-4 lanes a device" in two.stdout
 
 
+def test_a_process_without_rare_words_gives_the_numbers_of_one(tmp_path: Path) -> None:
+    """The second process's lanes hold frequent words only, so its share of the rare clusters' gradient is zero."""
+    text = tmp_path / "words.txt"
+    rare = " ".join(f"rare{number}" for number in range(40))
+    text.write_text("the cat sat\n" * 20 + rare + "\n" + "the cat sat\n" * 160)
+    clusters = ["data.tokenizer=word", "model.cutoffs=[4,20]", "model.div_val=2", "data.batch_size=6"]
+    one = exact_run(text, tmp_path, 1, *clusters)
+    two = exact_run(text, tmp_path, 2, *clusters)
+    assert_same_run(one, two)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["data.lane_chunks=2"], ["trainer.accumulate_grad_batches=2"]])
 def test_seven_lanes_on_three_processes_give_the_numbers_of_one(

@@ -44,7 +44,10 @@ def test_summary_says_how_it_ended_and_at_which_settings(tiny_run: Run) -> None:
     summary = outcome.summary
     assert (summary["status"], summary["exit_code"], summary["step"]) == ("finished", 0, 6)
     assert summary["objective"] == min(value for value in outcome.values("val/loss").values() if value is not None)
+    assert summary["parameters"] == sum(p.numel() for p in txl.load_model(outcome.folder).parameters())
+    assert summary["tokens"] == 6 * 4 * 5
     assert set(summary["metrics"]) == {
+        "train",
         "valid",
         "test",
         "test_beginning_memory_0",
@@ -62,6 +65,7 @@ def test_summary_says_how_it_ended_and_at_which_settings(tiny_run: Run) -> None:
         "mem_len": 7,
         "clamp_len": None,
         "same_length": False,
+        "stride": None,
     }
     assert summary["versions"]["torch"] == torch.__version__
     assert len(summary["data_checksum"]) == 64
@@ -93,7 +97,7 @@ def test_metrics_lines(tiny_run: Run) -> None:
 def test_checkpoints_hold_what_a_resume_needs_and_load_without_code(tiny_run: Run) -> None:
     outcome = tiny_run("trainer.max_steps=5")
     checkpoint = outcome.checkpoint()
-    assert checkpoint["format_version"] == 1
+    assert checkpoint["format_version"] == 2
     assert checkpoint["global_step"] == 5
     assert checkpoint["train_memory"]["hidden_LBMD"].shape == (2, 4, 7, 16)
     assert checkpoint["train_memory"]["length_B"].tolist() == [7] * 4
@@ -175,7 +179,7 @@ def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
         *tiny_overrides(text_file, tmp_path),
         *DROPOUT,
         "data.lane_chunks=2",
-        "trainer.max_steps=800",
+        "trainer.max_steps=400",
         f"trainer.val_check_interval={interval}",
         "trainer.limit_train_batches=40",
         "callbacks.sample.n_tokens=2",
@@ -196,7 +200,7 @@ def test_resume_after_a_clean_stop_gives_the_losses_of_the_run_never_stopped(
         if number is not None:
             summary = json.loads((folder / "summary.json").read_text())
             assert (summary["status"], summary["exit_code"]) == ("stopped", expected)
-            assert 0 < summary["step"] < 800
+            assert 0 < summary["step"] < 400
             assert f"resume={folder}" in stderr
         command = [f"resume={folder}"]
     assert read_values(folder, "train/loss") == whole.values("train/loss")
@@ -269,7 +273,7 @@ def test_a_run_stopped_after_its_last_step_is_reported_by_a_resume(
     assert tiny_run(f"resume={outcome.folder}", base=False).status == 0
     assert "validation" in capsys.readouterr().out
     assert outcome.summary["status"] == "finished"
-    assert set(outcome.summary["metrics"]) == {"valid", "test"}
+    assert set(outcome.summary["metrics"]) == {"train", "valid", "test"}
 
 
 def test_a_folder_that_holds_a_run_is_not_taken_for_another(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:

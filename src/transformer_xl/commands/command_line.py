@@ -35,12 +35,14 @@ class RunContext:
     Attributes:
         folder: the run folder, absolute; it exists.
         overrides: with `resume=`, the settings of this command, not composed: dotted key or group -> plain value.
+        given: what the command itself names: dotted keys, and groups that it chooses.
         choices: group -> choice.
         command: the arguments as the user typed them, the program first.
     """
 
     folder: Path
     overrides: dict[str, object]
+    given: frozenset[str]
     choices: dict[str, str]
     command: list[str]
 
@@ -78,6 +80,7 @@ class _Task:
         context = RunContext(
             folder=self.folder,
             overrides=self.call.withheld,
+            given=frozenset(map(literals.key_of, literals.as_written(HydraConfig.get().overrides.task))),
             choices=_choices(),
             command=self.call.command,
         )
@@ -205,9 +208,13 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
         if parsed.multirun:
             raise UserError("resume= goes on with one run, and cannot be given with --multirun")
         overrides, withheld = _withhold(overrides)
+    config_dir = Path(parsed.config_path).absolute() if parsed.config_path else config_dir
+    overrides = overrides + sweep.overrides_of_experiments(
+        overrides, config_dir, is_job=literals.is_quoted(command[1:])
+    )
     return _Call(
         config_name=parsed.config_name or config_name,
-        config_dir=Path(parsed.config_path).absolute() if parsed.config_path else config_dir,
+        config_dir=config_dir,
         command=command,
         flags=_flags(parsed),
         overrides=overrides,
@@ -270,4 +277,6 @@ def _explain(error: Exception, call: _Call) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())
+    """Write a sentence on one line; lines of code below it, which an empty line sets apart, stay lines."""
+    sentence, gap, code = text.partition("\n\n")
+    return " ".join(sentence.splitlines()) + gap + code

@@ -6,11 +6,12 @@ import itertools
 import os
 import re
 import shlex
+from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from transformer_xl.errors import UserError
 
@@ -48,13 +49,18 @@ def quote_literals(argv: list[str]) -> list[str]:
 
     Also the run folder that Lightning appends, between quotation marks but as it is, for the processes it starts.
     """
-    typed = not (argv and argv[0] == ALREADY_QUOTED)
+    typed = not is_quoted(argv)
     arguments = argv if typed else argv[1:]
     quoted = [_quote_argument(argument) if typed else argument for argument in arguments]
     for index in _folders_from_lightning(arguments):
         folder = arguments[index][len(_RUN_DIR) + 1 : -1]
         quoted[index] = _RUN_DIR + quote(folder)
     return quoted
+
+
+def is_quoted(argv: list[str]) -> bool:
+    """Say whether these are the arguments that a sweep gave to a job."""
+    return argv[:1] == [ALREADY_QUOTED]
 
 
 def _quote_argument(argument: str) -> str:
@@ -83,6 +89,13 @@ def _folders_from_lightning(arguments: list[str]) -> list[int]:
 def key_of(argument: str) -> str:
     """Give the key of an override, without what says how it is laid on."""
     return argument.partition("=")[0].lstrip("+~")
+
+
+def as_written(overrides: object) -> list[str]:
+    """Read a list of Hydra's as it stands, without looking up the `${` in it, which reading it item by item does."""
+    lines = OmegaConf.to_container(cast(ListConfig, overrides), resolve=False)
+    assert isinstance(lines, list)
+    return lines
 
 
 def plain_overrides(arguments: list[str]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     label: str
     score: Score
     lengths: EvalConfig | None
+    tokens_per_second: float | None = None
 
 
 def memory_rows(
@@ -48,21 +50,72 @@ def memory_rows(
 ) -> list[Row]:
     """Score the beginning of the test split with no memory, the run's own, and four times as much.
 
-    A recipe that says how its paper scores the model (`long_eval`) adds a row of that.
+    A recipe that says how its paper scores the model (`long_eval`) adds a row of that. Windows read without memory.
     """
-    source = data.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
     readings = {}
-    for factor in (0, 1, 4):
+    factors = (0, 1, 4) if model.longer_memory else (0, 1)
+    for factor in factors if lengths.stride is None else (0,):
         changed = replace(lengths, mem_len=lengths.mem_len * factor)
         if changed.mem_len == 0:
             changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
         readings[f"test, memory {changed.mem_len}"] = changed
     if long_eval is not None:
-        readings["as its paper reads"] = replace(lengths, **dataclasses.asdict(long_eval))
+        readings["as its paper reads"] = replace(lengths, stride=None, **dataclasses.asdict(long_eval))
     return [
-        Row(label, evaluate(model, source, lengths=changed, max_tokens=max_tokens, autocast=autocast), changed)
+        _read(label, model, data, lengths=changed, max_tokens=max_tokens, autocast=autocast)
         for label, changed in readings.items()
     ]
+
+
+def zero_start_row(
+    model: LanguageModel,
+    data: Dataset,
+    *,
+    lengths: EvalConfig,
+    limit: int | None,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> Row:
+    """Score the test split from a memory of zeros that are attended to.
+
+    Args:
+        model: in evaluation mode.
+        data: whose test split.
+        lengths: how to read.
+        limit: segments or windows to read; None: all.
+        autocast: gives the context of a forward pass.
+    """
+    return _read("test, from zeros", model, data, lengths=lengths, limit=limit, zero_start=True, autocast=autocast)
+
+
+def _read(
+    label: str,
+    model: LanguageModel,
+    data: Dataset,
+    *,
+    lengths: EvalConfig,
+    max_tokens: int | None = None,
+    limit: int | None = None,
+    zero_start: bool = False,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> Row:
+    source = data.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
+    began = time.perf_counter()
+    score = evaluate(
+        model,
+        source,
+        lengths=lengths,
+        max_tokens=max_tokens,
+        limit=limit,
+        zero_start=zero_start,
+        autocast=autocast,
+    )
+    return Row(label, score, lengths, score.tokens / (time.perf_counter() - began))
+
+
+def worded(score: Score, data: Dataset) -> str:
+    """Say a score in nats and in the unit of its vocabulary."""
+    unit = data.vocabulary.unit
+    return f"loss {score.loss:.4f} nats, {in_unit(score.loss, unit):.4f} {unit}"
 
 
 def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
@@ -72,11 +125,11 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
     for column in ("split", "loss", unit, "segment / memory", "predictions"):
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for row in rows:
-        lengths = "" if row.lengths is None else f"{row.lengths.segment_len} / {row.lengths.mem_len}"
+        lengths = "" if row.lengths is None else _lengths(row.lengths)
         value = in_unit(row.score.loss, unit)
         table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
     console.print(table)
-    memory = [row for row in rows if "memory" in row.label]
+    memory = [row for row in rows if row.label.startswith("test, memory")]
     if len(memory) > 1:
         gain = memory[0].score.loss - memory[1].score.loss
         console.print(
@@ -84,6 +137,12 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
             f"{gain:.4f} nats a token.",
             soft_wrap=True,
         )
+
+
+def _lengths(lengths: EvalConfig) -> str:
+    if lengths.stride is not None:
+        return f"{lengths.segment_len} by {lengths.stride}"
+    return f"{lengths.segment_len} / {lengths.mem_len}"
 
 
 def unigram_row(data: Dataset) -> Row:
@@ -111,7 +170,8 @@ def draw_losses(folder: Path, unit: str) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    train, val = _losses(folder / "metrics.jsonl")
+    train = logged_values(folder / "metrics.jsonl", names.TRAIN_LOSS)
+    val = logged_values(folder / "metrics.jsonl", f"{names.VALIDATION}/{names.LOSS}")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     values = [in_unit(loss, unit) for _, loss in train]
     steps = [step for step, _ in train]
@@ -133,18 +193,15 @@ def draw_losses(folder: Path, unit: str) -> Path:
     return path
 
 
-def _losses(path: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    train, val = [], []
+def logged_values(path: Path, name: str) -> list[tuple[int, float]]:
+    """Read a figure by step from a `metrics.jsonl`; steps without a number are left out."""
+    if not path.exists():
+        return []
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            entry = json.loads(line)
-            if entry["value"] is None:
-                continue
-            if entry["name"] == names.TRAIN_LOSS:
-                train.append((entry["step"], entry["value"]))
-            elif entry["name"] == f"{names.VALIDATION}/{names.LOSS}":
-                val.append((entry["step"], entry["value"]))
-    return train, val
+        entries = [json.loads(line) for line in file]
+    return [
+        (entry["step"], entry["value"]) for entry in entries if entry["name"] == name and entry["value"] is not None
+    ]
 
 
 def _smoothed(values: list[float]) -> list[float]:
@@ -156,10 +213,10 @@ def _smoothed(values: list[float]) -> list[float]:
     return smoothed
 
 
-def next_commands(folder: Path, monitor: str) -> list[str]:
-    """Give three commands that a person would type next."""
+def next_commands(folder: Path, monitor: str, *, trained: bool) -> list[str]:
+    """Give the commands that a person would type next; there is no model to load where none was trained."""
     where = shlex.quote(shown(folder))
     load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
     quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
     watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
-    return [f"python -c {quoted}", watch, "python train.py -m model.mem_len=0,64,128"]
+    return [*([f"python -c {quoted}"] if trained else []), watch, "python train.py -m model.mem_len=0,64,128"]

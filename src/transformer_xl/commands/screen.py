@@ -22,11 +22,9 @@ def opening_lines(
     counts = data.counts()
     fingerprint = data.fingerprint
     lanes, length = config.data.batch_size, config.data.segment_len
-    tokens = plan.max_steps * config.trainer.accumulate_grad_batches * lanes * length
-    epochs = plan.max_steps * config.trainer.accumulate_grad_batches / plan.segments
     shares = [len(share) for share in split_evenly(lanes, trainer.world_size)]
     per_device = str(shares[0]) if len(set(shares)) == 1 else f"{shares[-1]}-{shares[0]}"
-    held = model.empty_memory(batch_size=1).hidden_LBMD.shape[0] * lanes * config.model.mem_len * config.model.d_model
+    held = lanes * model.memory_size(config.model.mem_len)
     validation = "none" if plan.validate_every is None else f"every {plan.validate_every} steps and at the end"
     lines = [
         f"model    {config.model.kind}, {parameters:,} parameters, {embedding:,} of them embedding",
@@ -35,7 +33,7 @@ def opening_lines(
         f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256[:16]}",
         f"batch    {lanes} lanes x {length} tokens (B x T), memory {config.model.mem_len}: "
         f"{held * 4 / 1e6:,.1f} MB of hidden states",
-        f"run      {plan.max_steps:,} steps, {tokens:,} tokens, {epochs:.2f} epochs; validation {validation}",
+        f"run      {plan.max_steps:,} steps, {plan.tokens:,} tokens, {plan.epochs:.2f} epochs; validation {validation}",
         f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}, "
         f"{per_device} lanes a device",
     ]

@@ -42,6 +42,8 @@ class Summary:
     exit_code: int = 1
     objective: float | None = None
     step: int = 0
+    tokens: int = 0
+    parameters: int = 0
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     data_checksum: str | None = None
 

@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig
 
 from transformer_xl.commands import literals
+from transformer_xl.commands.comparison import print_comparison
+from transformer_xl.commands.tables import JobRecord, print_rows, printable
 
 RECORD = "job.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -80,16 +83,30 @@ class JobCommand:
         return cls(entry=(sys.executable, *program), flags=flags, token=os.urandom(8).hex())
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """What `job.json` holds."""
+def overrides_of_experiments(overrides: list[str], config_dir: Path, *, is_job: bool) -> list[str]:
+    """Give what makes a command a sweep whose experiment has `hydra.sweeper.params`, and its jobs none.
 
-    sweep: str
-    number: int
-    overrides: list[str]
-    objective: float | None
-    exit_code: int
-    folder: str
+    A parameter that the command names itself is not swept.
+    """
+    added: list[str] = []
+    for line in overrides:
+        key, _, choice = line.partition("=")
+        params = _swept(config_dir / "experiment" / f"{choice}.yaml") if key == "experiment" else {}
+        if not params:
+            continue
+        given = {literals.key_of(other) for other in overrides}
+        added = [f"~hydra.sweeper.params.{name}" for name in params if name in given]
+        added.append(f"hydra.mode={'RUN' if is_job else 'MULTIRUN'}")
+    return added
+
+
+def _swept(path: Path) -> dict[str, str]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        params = content["hydra"]["sweeper"]["params"]
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        return {}
+    return params if isinstance(params, dict) else {}
 
 
 def run_job(command: JobCommand) -> float:
@@ -103,8 +120,12 @@ def run_job(command: JobCommand) -> float:
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute()
-    overrides = _as_written(hydra.overrides.task)
-    kept = [line for line in _as_written(hydra.overrides.hydra) if not literals.key_of(line).startswith(_OF_THE_SWEEP)]
+    overrides = literals.as_written(hydra.overrides.task)
+    kept = [
+        line
+        for line in literals.as_written(hydra.overrides.hydra)
+        if not literals.key_of(line).startswith(_OF_THE_SWEEP)
+    ]
     arguments = [*command.flags, *overrides, *kept, f"hydra.run.dir={literals.quote(str(folder))}"]
     exit_code, received = _run_process([*command.entry, literals.ALREADY_QUOTED, *arguments])
     record = JobRecord(
@@ -121,13 +142,6 @@ def run_job(command: JobCommand) -> float:
     if exit_code == _INTERRUPTED:
         raise SweepEnded(exit_code)
     return math.nan if record.objective is None else record.objective
-
-
-def _as_written(overrides: object) -> list[str]:
-    """Read them without looking up the `${` in them, which reading them one by one does."""
-    lines = OmegaConf.to_container(cast(ListConfig, overrides), resolve=False)
-    assert isinstance(lines, list)
-    return lines
 
 
 def _run_process(argv: list[str]) -> tuple[int, int | None]:
@@ -197,37 +211,22 @@ def finish(token: str) -> bool:
     records = read_records(folder, token)
     if records:
         _print_table(records)
+        print_comparison(records)
     elif {path.name for path in folder.glob("*")} == {"multirun.yaml"}:
         (folder / "multirun.yaml").unlink()
     return all(record.exit_code == 0 for record in records)
 
 
 def _print_table(records: list[JobRecord]) -> None:
-    header = ("job", "overrides", "objective", "status", "folder")
+    header = ["job", "overrides", "objective", "status", "folder"]
     rows = [
-        (
+        [
             str(record.number),
-            _printable(" ".join(map(literals.as_typed, record.overrides))),
+            printable(" ".join(map(literals.as_typed, record.overrides))),
             "-" if record.objective is None else f"{record.objective:.6g}",
             "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",
-            _printable(os.path.relpath(record.folder)),
-        )
+            printable(os.path.relpath(record.folder)),
+        ]
         for record in records
     ]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console().print(table)
-        return
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    print_rows(header, rows)

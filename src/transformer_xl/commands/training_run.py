@@ -16,23 +16,26 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, devices, run_config
+from transformer_xl import build, devices, init_from, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.screen import opening_lines, shown
-from transformer_xl.commands.summary import Summary, metric, was_finished
+from transformer_xl.commands.summary import Summary, was_finished
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import Stopped, UserError
-from transformer_xl.interop.native import model_weights, read_checkpoint
-from transformer_xl.plan import Plan, make_plan
-from transformer_xl.scores import Score
+from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.native import read_checkpoint
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.plan import make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import EXIT_CODES, Checkpoints
-from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.optim import check_installed
 
 _RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 
@@ -44,11 +47,17 @@ class TrainingRun:
         """Check the whole configuration before anything is read or written."""
         self.folder = context.folder
         self.is_resumed = composed.get("resume") is not None
+        self.source: LanguageModel | None = None
         if self.is_resumed:
             config = run_config.resumed_config(self.folder, context.overrides)
+        elif composed.get("init_from") is not None:
+            self.source = load_model(composed.init_from)
+            config = build.typed_config(build.composed_from_source(composed, self.source, given=context.given))
+            config = init_from.with_tokenizer(config, self.source, given=context.given)
         else:
             config = build.typed_config(composed)
         check(config)
+        check_installed(config.optimizer)
         self.config: Config = devices.with_device_settings(config)
         self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         self.console = Console(quiet=not self.is_main, highlight=False)
@@ -60,9 +69,9 @@ class TrainingRun:
 
     def run(self) -> float | None:
         """Train, report, and return the objective; `summary.json` tells the outcome whatever it is."""
-        data = build.open_data(self.config, announce=self.say)
-        plan = make_plan(self.config, data)
         checkpoint = self._last_checkpoint()
+        data = self._open_data(checkpoint)
+        plan = make_plan(self.config, data)
         if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder):
             self.say(
                 f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}; a larger "
@@ -75,23 +84,55 @@ class TrainingRun:
                 f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
             )
         run_id = checkpoint["run_id"] if checkpoint is not None else secrets.token_hex(4)
-        model = build.make_network(self.config, data)
+        model = build.make_network(self.config, data, source=self.source, announce=self.say)
         datamodule = build.make_datamodule(self.config, data, plan)
         module = build.make_module(self.config, data, model, plan, run_id=run_id)
         callbacks = build.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
         trainer = build.make_trainer(self.config, plan, callbacks, folder=self.folder)
+        self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
-        with self._outcome(trainer):
+        with self._outcome(trainer, datamodule):
             monitor = self._open_folder(data, trainer, run_id)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
             if checkpoint is not None:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
+            if self.source is not None and plan.validate_every is not None:
+                trainer.validate(module, datamodule=datamodule, verbose=False)
+                self.say(f"start    {report.worded(module.scores[names.VALIDATION], data)} on the validation split")
             resumed = self.folder / "checkpoints" / "last.ckpt" if checkpoint is not None else None
-            trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
+            if plan.max_steps > 0:
+                trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
             self.summary.objective = _objective(callbacks)
-            self._report(trainer, module, datamodule, data, plan, callbacks, monitor=monitor)
+            FinalReport(
+                config=self.config,
+                data=data,
+                plan=plan,
+                trainer=trainer,
+                module=module,
+                datamodule=datamodule,
+                checkpoints=callbacks.checkpoints,
+                summary=self.summary,
+                console=self.console,
+                folder=self.folder,
+                monitor=monitor,
+            ).make(is_main=self.is_main)
         return self.summary.objective
+
+    def _open_data(self, checkpoint: dict[str, Any] | None) -> Dataset:
+        """Open the corpus, with a trained model's vocabulary where the run begins from one."""
+        vocabulary = None
+        if self.source is not None:
+            vocabulary = init_from.vocabulary_of(self.source, self.config)
+        elif checkpoint is not None and self.config.init_from is not None:
+            vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
+        extend = self.source is not None and self.config.init_vocabulary == "extend"
+        data = build.open_data(self.config, vocabulary=vocabulary, extend=extend, announce=self.say)
+        if self.source is not None:
+            init_from.check_vocabulary(self.source, data.vocabulary, self.config)
+            if self.source.vocabulary is None:
+                self.say(f"note     {self.config.init_from} brings no vocabulary: its ids are taken for this text's")
+        return data
 
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
@@ -128,7 +169,7 @@ class TrainingRun:
         return monitor.where
 
     @contextlib.contextmanager
-    def _outcome(self, trainer: Trainer) -> Iterator[None]:
+    def _outcome(self, trainer: Trainer, datamodule: LaneDataModule) -> Iterator[None]:
         """Write `summary.json` and close the logger, however the run ends."""
         previous = {number: signal.signal(number, _stop_at_once) for number in (signal.SIGTERM, signal.SIGUSR1)}
         try:
@@ -146,78 +187,10 @@ class TrainingRun:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             self.summary.step = trainer.global_step
+            self.summary.tokens = datamodule.tokens_after(trainer.global_step)
             if self.is_main:
                 monitors.finish(self.summary.exit_code)
                 self.summary.write(self.folder)
-
-    def _report(
-        self,
-        trainer: Trainer,
-        module: LanguageModule,
-        datamodule: LaneDataModule,
-        data: Dataset,
-        plan: Plan,
-        callbacks: build.Callbacks,
-        *,
-        monitor: str,
-    ) -> None:
-        """Score the best weights on the test split, and print what a person reads first."""
-        best = self.folder / "checkpoints" / "best.ckpt"
-        is_best = plan.checkpointing and math.isfinite(callbacks.checkpoints.best_score) and best.is_file()
-        which = "best" if is_best else "last"
-        rows = []
-        if which == "best":
-            module.model.load_state_dict(model_weights(read_checkpoint(best)))
-        if plan.validate_every is not None and names.VALIDATION not in module.scores:
-            trainer.validate(module, datamodule=datamodule, verbose=False)  # the run stopped after its last step
-        if names.VALIDATION in module.scores:
-            score = module.scores[names.VALIDATION]
-            best_loss = callbacks.checkpoints.best_score if which == "best" else score.loss
-            rows.append(report.Row("validation", Score(best_loss, score.tokens), self.config.eval))
-            self._add_metric(rows[-1], data, split="valid", checkpoint=which)
-        if plan.limit_test != 0:
-            trainer.test(module, datamodule=datamodule, verbose=False)
-            rows.append(report.Row("test", module.scores[names.TEST], self.config.eval))
-            self._add_metric(rows[-1], data, split="test", checkpoint=which)
-        if not self.is_main:
-            return
-        module.to(trainer.strategy.root_device).eval()
-        if plan.limit_test != 0 and self.config.callbacks.report.memory_tokens > 0:
-            rows += self._memory_rows(trainer, module, data, which)
-            rows.append(report.unigram_row(data))
-        report.print_table(self.console, rows, data)
-        if plan.limit_test != 0 and self.config.callbacks.report.memory_tokens > 0:
-            report.print_compressors(self.console, data)
-        if self.config.callbacks.sample.n_tokens > 0:
-            self.say(f"\nA sample, after {build.PROMPT_TOKENS} tokens of prompt:\n")
-            self.say(build.make_sampler(self.config, data)(module.model))
-        picture = report.draw_losses(self.folder, data.vocabulary.unit)
-        monitors.log_picture(
-            trainer.loggers, key="loss_curve", step=trainer.global_step, path=picture, axis=names.STEP_AXIS
-        )
-        self.say(f"\nLoss curve: {shown(picture)}\nNext:")
-        for command in report.next_commands(self.folder, monitor):
-            self.say(f"  {command}")
-
-    def _memory_rows(self, trainer: Trainer, module: LanguageModule, data: Dataset, which: str) -> list[report.Row]:
-        rows = report.memory_rows(
-            module.model,
-            data,
-            lengths=self.config.eval,
-            long_eval=self.config.recipe.long_eval,
-            max_tokens=self.config.callbacks.report.memory_tokens,
-            autocast=trainer.precision_plugin.forward_context,
-        )
-        for row in rows:
-            self._add_metric(row, data, split="test", checkpoint=which, suffix="_beginning")
-        return rows
-
-    def _add_metric(self, row: report.Row, data: Dataset, *, split: str, checkpoint: str, suffix: str = "") -> None:
-        assert row.lengths is not None
-        key = f"{split}{suffix}_memory_{row.lengths.mem_len}" if suffix else split
-        self.summary.metrics[key] = metric(
-            row.score, unit=data.vocabulary.unit, split=split, checkpoint=checkpoint, lengths=row.lengths
-        )
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:

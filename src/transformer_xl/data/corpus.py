@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig
-from transformer_xl.data.cache import (
-    FORMAT,
-    SIDECAR,
-    VOCABULARY,
-    building,
-    describe_sources,
-    open_cache,
-    publish,
-    token_file,
-    write_json,
-)
-from transformer_xl.data.encoding import Written, build_vocabulary, piece_sha256, token_dtype, write_tokens
+from transformer_xl.data.building import GivenVocabulary, build_corpus
+from transformer_xl.data.cache import FORMAT, open_cache
+from transformer_xl.data.files import Sources
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, evaluation_lanes, training_lanes
-from transformer_xl.data.sources import SPLITS, Piece, Sources, find_sources
-from transformer_xl.data.tokenizer import UNK, Vocabulary
-from transformer_xl.errors import UserError
+from transformer_xl.data.reading import Reading, reading_for
+from transformer_xl.data.sources import find_sources
+from transformer_xl.data.tokenizer import ByteVocabulary, Vocabulary
 
 _ATTEMPTS = 5
 
@@ -61,13 +51,29 @@ class Corpus:
         return training_lanes(tokens, batch_size=batch_size, segment_len=segment_len)
 
 
-def open_corpus(config: CorpusConfig, *, announce: Callable[[str], None]) -> Corpus:
+def open_corpus(
+    config: CorpusConfig,
+    *,
+    announce: Callable[[str], None],
+    vocabulary: Vocabulary | None = None,
+    extend: bool = False,
+) -> Corpus:
     """Open a corpus's token files, building them where there are none that fit the sources and settings.
 
-    `announce` gets a line before and one after a build. `UserError` where the text or the cache's place is at fault.
+    Args:
+        config: which text, and how it is split where no vocabulary is given.
+        announce: gets a line before and one after a build, and one for each thing that is unusual about the text.
+        vocabulary: a trained model's, which then decides how text is split.
+        extend: append to it the symbols of this text that it lacks: words of the training split, characters of all.
+
+    Raises:
+        UserError: the text or the cache's place is at fault, or the vocabulary is none for this text.
     """
+    assert vocabulary is not None or not extend, "what is extended is given"
+    reading = reading_for(config, vocabulary)
     sources = find_sources(config)
-    settings = _settings(config, sources)
+    given = None if vocabulary is None else GivenVocabulary(vocabulary=vocabulary, extend=extend)
+    settings = _settings(config, sources, reading, given)
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(os.path.expanduser(config.cache_dir)).absolute() / f"{config.kind}-{key}"
     for _ in range(_ATTEMPTS):
@@ -82,81 +88,22 @@ def open_corpus(config: CorpusConfig, *, announce: Callable[[str], None]) -> Cor
                 unknown=cached.unknown,
                 fingerprint=cached.fingerprint,
             )
-        _build(folder, settings=settings, sources=sources, announce=announce)
+        build_corpus(folder, settings=settings, sources=sources, reading=reading, given=given, announce=announce)
     raise RuntimeError(f"the token files in {str(folder)!r} were replaced {_ATTEMPTS} times while they were opened")
 
 
-def _settings(config: CorpusConfig, sources: Sources) -> dict[str, object]:
+def _settings(
+    config: CorpusConfig, sources: Sources, reading: Reading, given: GivenVocabulary | None
+) -> dict[str, object]:
     settings: dict[str, object] = {
         "format": FORMAT,
         "kind": config.kind,
         "location": str(sources.location),
-        "tokenizer": config.tokenizer,
+        "tokenizer": reading.kind,
+        "newline": config.newline,
     }
     if isinstance(config, StdlibConfig | TextConfig):
         settings |= {"valid_fraction": config.valid_fraction, "test_fraction": config.test_fraction}
+    if given is not None and not isinstance(given.vocabulary, ByteVocabulary):  # there is but one of bytes
+        settings |= {"vocabulary": given.vocabulary.hash(), "extend": given.extend}
     return settings
-
-
-def _build(folder: Path, *, settings: dict[str, object], sources: Sources, announce: Callable[[str], None]) -> None:
-    size = sum(file.size for file in sources.files)
-    files = "1 file" if len(sources.files) == 1 else f"{len(sources.files):,} files"
-    began = time.monotonic()
-    announce(f"data: turning {files} ({size / 1e6:,.1f} MB) of {sources.location} into token files, once")
-    with building(folder) as temporary:
-        vocabulary = build_vocabulary(str(settings["tokenizer"]), sources.splits)
-        vocabulary.save(temporary / VOCABULARY)
-        written = {
-            split: write_tokens(vocabulary, sources.splits[split], temporary / token_file(split)) for split in SPLITS
-        }
-        sidecar = _sidecar(settings=settings, sources=sources, vocabulary=vocabulary, written=written)
-        _require_unchanged(sources)
-        write_json(temporary / SIDECAR, sidecar)
-        publish(temporary, folder, is_ready=lambda: open_cache(folder, settings=settings, sources=sources) is not None)
-    announce(_summary(written, seconds=time.monotonic() - began, folder=folder))
-
-
-def _sidecar(
-    *, settings: dict[str, object], sources: Sources, vocabulary: Vocabulary, written: dict[str, Written]
-) -> dict[str, object]:
-    checksums = [piece_sha256(Piece(file.path, 0, file.size)) for file in sources.files]
-    # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
-    listed = b"".join(
-        f"{checksum}  ".encode() + os.fsencode(file.name) + b"\n"
-        for checksum, file in zip(checksums, sources.files, strict=True)
-    )
-    described = zip(describe_sources(sources), checksums, strict=True)
-    return {
-        "format": FORMAT,
-        "settings": settings,
-        "dtype": token_dtype(vocabulary.size).name,
-        "counts": {split: written[split].tokens for split in SPLITS},
-        "unknown": {split: written[split].unknown for split in SPLITS},
-        "vocabulary": {"kind": vocabulary.kind, "size": vocabulary.size, "hash": vocabulary.hash()},
-        "fingerprint": {
-            "files": len(sources.files),
-            "bytes": sum(file.size for file in sources.files),
-            "sha256": hashlib.sha256(listed).hexdigest(),
-        },
-        "sources": [{**source, "sha256": checksum} for source, checksum in described],
-    }
-
-
-def _require_unchanged(sources: Sources) -> None:
-    for file in sources.files:
-        try:
-            status = file.path.stat()
-        except OSError as error:
-            raise UserError(f"{sources.setting}, where {file.name!r} cannot be read: {error.strerror}") from error
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-            raise UserError(
-                f"{sources.setting}, where {file.name!r} changed while it was read; start again once it is at rest"
-            )
-
-
-def _summary(written: dict[str, Written], *, seconds: float, folder: Path) -> str:
-    counts = ", ".join(f"{split} {written[split].tokens:,}" for split in SPLITS)
-    total = sum(split.tokens for split in written.values())
-    unknown = [f"{split} {written[split].unknown:,}" for split in SPLITS if written[split].unknown]
-    replaced = f"; words outside the vocabulary, now {UNK}: {', '.join(unknown)}" if unknown else ""
-    return f"data: {total:,} tokens ({counts}) in {seconds:.1f} s, kept in {folder}{replaced}"

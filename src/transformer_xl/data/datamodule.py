@@ -6,7 +6,8 @@ from lightning.pytorch import LightningDataModule
 
 from transformer_xl.config import DataConfig, EvalConfig
 from transformer_xl.data.lanes import Dataset, split_evenly
-from transformer_xl.data.stream import EvalStream, TrainStream, segments_per_epoch
+from transformer_xl.data.segments import Segments
+from transformer_xl.data.stream import EvalStream, TrainStream
 
 
 class LaneDataModule(LightningDataModule):
@@ -24,27 +25,27 @@ class LaneDataModule(LightningDataModule):
         corpus: Dataset,
         config: DataConfig,
         eval_config: EvalConfig,
+        segments: Segments,
         accumulate: int,
         max_steps: int,
-        epoch_segments: int | None,
     ) -> None:
         """Take the corpus and how to read it.
 
         Args:
             corpus: opened, its token files ready.
-            config: lanes, segment length and chunks of training.
-            eval_config: lanes and segment length of validation and test.
+            config: lanes and chunks of training.
+            eval_config: lanes and segments or windows of validation and test.
+            segments: which positions each segment of training holds.
             accumulate: segments in time that make one optimizer step.
             max_steps: optimizer steps of the run.
-            epoch_segments: the first segments of the corpus that make an epoch; None: all.
         """
         super().__init__()
         self.corpus = corpus
         self._config = config
         self._eval_config = eval_config
+        self._segments = segments
         self._accumulate = accumulate
         self._max_steps = max_steps
-        self._epoch_segments = epoch_segments
         self.train_source = corpus.lanes(
             "train", batch_size=config.batch_size, segment_len=config.segment_len, evaluation=False
         )
@@ -63,21 +64,16 @@ class LaneDataModule(LightningDataModule):
         """Give the run's batches, from its first optimizer step to its last, over as many epochs as that takes."""
         return TrainStream(
             source=self.train_source,
-            segment_len=self._config.segment_len,
+            segments=self._segments,
             lanes=self._lanes(self._config.batch_size),
             lane_chunks=self._config.lane_chunks,
             accumulate=self._accumulate,
             steps=self._max_steps,
-            epoch_segments=self._epoch_segments,
         )
 
     def tokens_after(self, step: int) -> int:
         """Count the tokens read after an optimizer step, over all lanes and processes."""
-        source = self.train_source
-        length = self._config.segment_len
-        segments = segments_per_epoch(lane_len=source.lane_len, segment_len=length, limit=self._epoch_segments)
-        epochs, rest = divmod(step * self._accumulate, segments)
-        return source.batch_size * (epochs * min(segments * length, source.lane_len) + rest * length)
+        return self.train_source.batch_size * self._segments.positions(step * self._accumulate)
 
     def val_dataloader(self) -> EvalStream:
         """Give the validation split, every prediction once."""
@@ -93,5 +89,8 @@ class LaneDataModule(LightningDataModule):
             split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
         )
         return EvalStream(
-            source=source, segment_len=lengths.segment_len, lanes=self._lanes(lengths.batch_size), limit=None
+            source=source,
+            segment_len=lengths.segment_len,
+            stride=lengths.stride,
+            lanes=self._lanes(lengths.batch_size),
         )

@@ -43,7 +43,7 @@ class LaneSource(Protocol):
         """Positions that an epoch reads over all lanes, without the padding at the end of an evaluation."""
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
-        """Read positions [start, stop) of contiguous lanes, 0 <= start < stop <= lane_len."""
+        """Read positions [start, stop) of contiguous lanes, 0 <= start < stop <= lane_len, into arrays of their own."""
 
     def counted(self, *, epoch: int, start: int, stop: int) -> int:
         """Count the targets of positions [start, stop) that are not `NOT_COUNTED`, over ALL lanes."""

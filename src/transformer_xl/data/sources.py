@@ -6,49 +6,17 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig, Wikitext103Config
+from transformer_xl.config import CorpusConfig, PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.data.cutting import cut_into_splits
+from transformer_xl.data.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
+from transformer_xl.data.published import published_sources
 from transformer_xl.errors import UserError
 
-SPLITS = ("train", "valid", "test")
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _SPLIT_OF_STEM = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A file as it was found: `name` is its path below the corpus's folder, with forward slashes."""
-
-    path: Path
-    name: str
-    size: int
-    mtime_ns: int
-
-
-class Piece(NamedTuple):
-    """The bytes [start, stop) of a file."""
-
-    path: Path
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """All files of a corpus in order, and the pieces of them that make up each split.
-
-    `setting` names what the user set, and its value, for messages.
-    """
-
-    setting: str
-    location: Path
-    files: tuple[SourceFile, ...]
-    splits: Mapping[str, tuple[Piece, ...]]
 
 
 def find_sources(config: CorpusConfig) -> Sources:
@@ -57,21 +25,21 @@ def find_sources(config: CorpusConfig) -> Sources:
         return _stdlib(config)
     if isinstance(config, TextConfig):
         return _text(config)
-    assert isinstance(config, Wikitext103Config)
-    return _wikitext103(config)
+    assert isinstance(config, PublishedConfig)
+    return published_sources(config)
 
 
 def _stdlib(config: StdlibConfig) -> Sources:
     root = Path(sysconfig.get_paths()["stdlib"])
     setting = f"data=stdlib reads *.py below {str(root)!r}"
-    with _reading(setting):
+    with reading_setting(setting):
         files = _walk(root, keep_folder=lambda name: name not in _STDLIB_SKIPPED, keep_file=_is_python)
     splits: dict[str, list[SourceFile]] = {split: [] for split in SPLITS}
     for file in files:
         splits[_split_by_name(file.name, config=config)].append(file)
     if not files:
         raise UserError(f"{setting}, which holds none; name a text of your own with data=text data.path=...")
-    return _whole_files(setting=setting, location=root.resolve(), splits=splits, files=files)
+    return whole_files(setting=setting, location=root.resolve(), splits=splits, files=files)
 
 
 def _is_python(name: str) -> bool:
@@ -91,17 +59,17 @@ def _text(config: TextConfig) -> Sources:
     if not config.path:
         raise UserError(f"{setting}, and must name a text file or a folder of text files")
     path = Path(os.path.expanduser(config.path))
-    with _reading(setting, wanted="a text file or a folder of text files"):
+    with reading_setting(setting, wanted="a text file or a folder of text files"):
         location = path.resolve(strict=True)
         if stat.S_ISDIR(location.stat().st_mode):
             named = _named_splits(location, setting=setting)
             if named:
                 files = [file for split in SPLITS for file in named[split]]
                 _require_text(files, setting=setting)
-                return _whole_files(setting=setting, location=location, splits=named, files=files)
+                return whole_files(setting=setting, location=location, splits=named, files=files)
             files = _walk(location, keep_folder=_is_visible, keep_file=_is_visible)
         else:
-            files = [_describe(location, name=location.name)]
+            files = [describe(location, name=location.name)]
         _require_text(files, setting=setting)
         paths, sizes = [file.path for file in files], [file.size for file in files]
         ranges = cut_into_splits(paths, sizes, valid_fraction=config.valid_fraction, test_fraction=config.test_fraction)
@@ -137,45 +105,7 @@ def _named_splits(folder: Path, *, setting: str) -> dict[str, list[SourceFile]] 
         raise UserError(
             f"{setting}, a folder with {', '.join(names)}, and must hold one file a split: train, valid and test"
         )
-    return {split: [_describe(path, name=path.name) for path in found[split]] for split in SPLITS}
-
-
-def _wikitext103(config: Wikitext103Config) -> Sources:
-    names = {split: f"wiki.{split}.tokens" for split in SPLITS}
-    setting = f"data.dir is {config.dir!r}"
-    rule = f"must name the folder that holds WikiText-103's {', '.join(names.values())}"
-    if not config.dir:
-        raise UserError(f"{setting}, and {rule}")
-    folder = Path(os.path.expanduser(config.dir))
-    with _reading(setting, wanted=f"the folder that holds WikiText-103's {', '.join(names.values())}"):
-        missing = [name for name in names.values() if not (folder / name).is_file()]
-        if missing:
-            raise UserError(f"{setting}, where {', '.join(missing)} cannot be found, and {rule}")
-        splits = {split: [_describe(folder / name, name=name)] for split, name in names.items()}
-        empty = [file.name for files in splits.values() for file in files if not file.size]
-        if empty:
-            raise UserError(f"{setting}, where {', '.join(empty)} is empty, and {rule}")
-        files = [file for split in SPLITS for file in splits[split]]
-        return _whole_files(setting=setting, location=folder.resolve(), splits=splits, files=files)
-
-
-class _reading:  # noqa: N801  (reads as the statement that it is)
-    """Turns what the operating system says about a user's path into a `UserError`."""
-
-    def __init__(self, setting: str, *, wanted: str = "files that can be read") -> None:
-        self._setting, self._wanted = setting, wanted
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UserError) or not isinstance(error, OSError | ValueError | RuntimeError):
-            return
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        where = f" ({os.fsdecode(error.filename)!r})" if isinstance(error, OSError) and error.filename else ""
-        raise UserError(
-            f"{self._setting}, which cannot be read: {reason}{where}; it must name {self._wanted}"
-        ) from error
+    return {split: [describe(path, name=path.name) for path in found[split]] for split in SPLITS}
 
 
 def _walk(root: Path, *, keep_folder: Callable[[str], bool], keep_file: Callable[[str], bool]) -> list[SourceFile]:
@@ -190,23 +120,9 @@ def _walk(root: Path, *, keep_folder: Callable[[str], bool], keep_file: Callable
         for name in filter(keep_file, names):
             path = Path(folder, name)
             if path.is_file():
-                found.append(_describe(path, name=path.relative_to(root).as_posix()))
+                found.append(describe(path, name=path.relative_to(root).as_posix()))
     return sorted(found, key=lambda file: file.name)
 
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _describe(path: Path, *, name: str) -> SourceFile:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(None, "not a regular file", str(path))
-    return SourceFile(path=path, name=name, size=status.st_size, mtime_ns=status.st_mtime_ns)
-
-
-def _whole_files(
-    *, setting: str, location: Path, splits: Mapping[str, Sequence[SourceFile]], files: Sequence[SourceFile]
-) -> Sources:
-    pieces = {split: tuple(Piece(file.path, 0, file.size) for file in splits[split]) for split in SPLITS}
-    return Sources(setting=setting, location=location, files=tuple(files), splits=pieces)

@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from transformer_xl.errors import UserError
 
+FORMAT = 1
+"""Of a vocabulary's JSON."""
+
 
 class Vocabulary(ABC):
     """The symbols of a corpus, numbered from 0."""
@@ -23,6 +26,8 @@ class Vocabulary(ABC):
     kind: ClassVar[str]
     unit: ClassVar[str]
     """Name of the score that belongs to these symbols: `bpc` or `ppl`."""
+    by_frequency: ClassVar[bool]
+    """Whether frequent symbols have small numbers, as an adaptive softmax needs; appended ones stand at the end."""
 
     @property
     @abstractmethod

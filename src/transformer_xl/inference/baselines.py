@@ -7,8 +7,10 @@ import lzma
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource
+from transformer_xl.data.tokenizer import ByteVocabulary, RankedByteVocabulary, Vocabulary
 from transformer_xl.scores import Score
 
 _POSITIONS_AT_ONCE = 1 << 20
@@ -41,8 +43,17 @@ def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float]
     lanes = data.lanes("test", batch_size=1, segment_len=1, evaluation=True)
     tokens = min(lanes.lane_len, max_tokens)
     ids = lanes.read(epoch=0, lanes=range(1), start=0, stop=tokens).tokens_BT[0]
-    text = ids.astype(np.uint8).tobytes() if data.vocabulary.kind == "byte" else data.vocabulary.decode(ids).encode()
+    text = _bytes_of(ids, data.vocabulary)
     return {
         "gzip": len(gzip.compress(text, 9)) * 8 / tokens,
         "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) * 8 / tokens,
     }, tokens
+
+
+def _bytes_of(ids: NDArray[np.int64], vocabulary: Vocabulary) -> bytes:
+    """Write tokens as the bytes that they stand for; those of a text that is no UTF-8 as they are."""
+    if isinstance(vocabulary, ByteVocabulary):
+        return ids.astype(np.uint8).tobytes()
+    if isinstance(vocabulary, RankedByteVocabulary):
+        return np.array(vocabulary.values, np.uint8)[ids].tobytes()
+    return vocabulary.decode(ids).encode()

@@ -24,30 +24,46 @@ def evaluate(
     source: LaneSource,
     *,
     lengths: EvalConfig,
-    max_tokens: int | None,
+    max_tokens: int | None = None,
+    limit: int | None = None,
+    zero_start: bool = False,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> Score:
-    """Score a split, every prediction once, from empty memory.
+    """Score a split, every prediction once; windows (`lengths.stride`) never see any.
 
     Args:
         model: in evaluation mode.
         source: the split's lanes, `lengths.batch_size` of them.
         lengths: how to read.
-        max_tokens: stop after the segments that hold this many predictions; None: read all.
+        max_tokens: stop after the segment or window by which this many predictions are counted; None: read all.
+        limit: stop after so many segments or windows; None: read all.
+        zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
         autocast: gives the context of a forward pass.
     """
     reader = model.with_context(clamp_len=lengths.clamp_len, same_length=lengths.same_length)
     device = next(model.parameters()).device
-    memory = reader.empty_memory(batch_size=lengths.batch_size, mem_len=lengths.mem_len)
-    limit = None if max_tokens is None else math.ceil(max_tokens / (lengths.batch_size * lengths.segment_len))
-    stream = EvalStream(source=source, segment_len=lengths.segment_len, lanes=range(lengths.batch_size), limit=limit)
+    if zero_start:
+        reader.mem_len = lengths.mem_len
+        memory = reader.zero_memory(batch_size=lengths.batch_size)
+    else:
+        memory = reader.empty_memory(batch_size=lengths.batch_size, mem_len=lengths.mem_len)
+    stream = EvalStream(
+        source=source,
+        segment_len=lengths.segment_len,
+        stride=lengths.stride,
+        lanes=range(lengths.batch_size),
+    )
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
     for batch in stream:
+        if zero_start and batch.step == 1:
+            batch.resets_BT[:, 0] = False  # which would hide the zeros
         with autocast():
             nll, memory = reader.nll(
                 batch.tokens_BT.to(device), batch.targets_BT.to(device), memory, batch.resets_BT.to(device)
             )
         nll_sum += nll.sum(dtype=torch.float64)
         tokens += batch.counted
+        if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
+            break
     return Score(float(nll_sum) / tokens if tokens else math.nan, tokens)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.model.clusters import Clusters, make_clusters
 from transformer_xl.model.memory import Memory
+from transformer_xl.model_config import ModelConfig
 
 
 class Hidden(NamedTuple):
@@ -42,22 +44,43 @@ class LanguageModel(nn.Module, ABC):
     Attributes:
         config: what it was made from.
         vocab_size: V.
+        clusters: how the vocabulary is cut; one cluster where it is not.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
         same_length: whether each query sees the same number of keys.
+        max_segment_len: the longest segment that the model can read; None: any.
+        relative: whether predictions depend on distances alone, not on a token's place within its segment.
+        longer_memory: whether a memory longer than training's changes what is predicted.
         vocabulary: set by `load_model` where the source has one.
     """
 
     config: ModelConfig
     vocab_size: int
+    clusters: Clusters
     mem_len: int
     clamp_len: int | None
     same_length: bool
+    max_segment_len: int | None = None
+    relative: ClassVar[bool] = True
+    longer_memory: ClassVar[bool] = True
     vocabulary: Any = None
+
+    def set_context(self, config: ModelConfig, *, vocab_size: int) -> None:
+        """Set the attributes that follow from the configuration."""
+        self.config = config
+        self.vocab_size = vocab_size
+        self.clusters = make_clusters(config, vocab_size=vocab_size)
+        self.mem_len = config.mem_len
+        self.clamp_len = config.clamp_len
+        self.same_length = config.same_length
 
     @abstractmethod
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give the memory of lanes that have read nothing: length 0."""
+
+    def empty_cache(self, batch_size: int, mem_len: int | None = None) -> Memory:
+        """Give an empty memory for reading token by token in evaluation mode, of a cheaper kind where there is one."""
+        return self.empty_memory(batch_size, mem_len)
 
     @abstractmethod
     def zero_memory(self, batch_size: int) -> Memory:
@@ -85,8 +108,18 @@ class LanguageModel(nn.Module, ABC):
         """Give losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
 
     @abstractmethod
-    def step_flops(self, *, batch_size: int, segment_len: int) -> int:
-        """Count the useful operations of a training step over one segment in every lane."""
+    def memory_size(self, mem_len: int) -> int:
+        """Count the numbers that a full memory holds for one lane."""
+
+    @abstractmethod
+    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
+        """Count the useful operations of a training step over one segment in every lane.
+
+        Args:
+            batch_size: B.
+            segment_len: T.
+            cluster_shares: the share of each of `clusters` among the tokens.
+        """
 
     def log_probs(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> LogProbs:
         """Predict the token after each position; arguments as in `forward`."""

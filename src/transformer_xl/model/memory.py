@@ -1,98 +1,229 @@
 """The recurrent memory: what every layer read in earlier segments, as a value that goes in and comes out.
 
-Letters: L layers, B lanes, M slots, T tokens of a segment, D width.
+Letters: L layers, B lanes, M slots, T tokens of a segment, D width (of a row, whatever it holds), C width of keys and
+values, K states of a recurrent cell.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+MemoryType = TypeVar("MemoryType", bound="Memory")
+SlotMemoryType = TypeVar("SlotMemoryType", bound="SlotMemory")
+
+
+class Memory(ABC):
+    """What a model remembers of each lane; every model has its own kind, and gives it by `empty_memory`."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """Number of lanes."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Self:
+        """Give the same memory on another device."""
+
+    @abstractmethod
+    def lanes(self, lanes: slice) -> Self:
+        """Give the memory of some lanes, as a copy of its own."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Give plain containers and tensors, for a checkpoint; `memory_from_state_dict` undoes it."""
+
+    @classmethod
+    @abstractmethod
+    def join(cls, memories: Sequence[Self]) -> Self:
+        """Put the lanes of several memories of one model beside each other, in order."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Layer inputs of the tokens before the segment, newest last.
+class SlotMemory(Memory):
+    """A row for each token before the segment and each layer, newest last; a subclass says what a row is.
 
     Attributes:
-        hidden_LBMD: layer inputs, detached; slots beyond a lane's length are zero.
-        length_B: how many of the newest slots each lane may look at, int64.
+        length_B: how many of the newest slots each lane may look at, int64; rows of the others are zero.
         mem_len: capacity; M grows up to it.
     """
 
-    hidden_LBMD: Tensor
     length_B: Tensor
     mem_len: int
+
+    @property
+    @abstractmethod
+    def rows(self) -> Tensor:
+        """Rows (L, B, M, D), detached."""
+
+    @abstractmethod
+    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
+        """Give a memory of the same kind and capacity that holds other rows."""
 
     @property
     def batch_size(self) -> int:
         """Number of lanes."""
         return self.length_B.shape[0]
 
-    def zeroed(self) -> Memory:
+    def zeroed(self) -> Self:
         """Give the same memory with everything beyond the lanes' lengths set to zero.
 
         What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
         """
-        slots = self.hidden_LBMD.shape[2]
+        slots = self.rows.shape[2]
         slot_M = torch.arange(slots, device=self.length_B.device)
         beyond_BM = slot_M < slots - self.length_B[:, None]
-        return replace(self, hidden_LBMD=self.hidden_LBMD.masked_fill(beyond_BM[None, :, :, None], 0))
+        return self.with_rows(self.rows.masked_fill(beyond_BM[None, :, :, None], 0), length_B=self.length_B)
 
-    def to(self, device: torch.device | str) -> Memory:
+    def to(self, device: torch.device | str) -> Self:
         """Give the same memory on another device."""
-        return replace(self, hidden_LBMD=self.hidden_LBMD.to(device), length_B=self.length_B.to(device))
+        return self.with_rows(self.rows.to(device), length_B=self.length_B.to(device))
 
-    def lanes(self, lanes: slice) -> Memory:
+    def lanes(self, lanes: slice) -> Self:
         """Give the memory of some lanes, as a copy of its own."""
-        return replace(self, hidden_LBMD=self.hidden_LBMD[:, lanes].clone(), length_B=self.length_B[lanes].clone())
+        return self.with_rows(self.rows[:, lanes].clone(), length_B=self.length_B[lanes].clone())
 
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint."""
-        return {"hidden_LBMD": self.hidden_LBMD, "length_B": self.length_B, "mem_len": self.mem_len}
+        return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Memory:
-        """Undo `state_dict`."""
-        return cls(hidden_LBMD=state["hidden_LBMD"], length_B=state["length_B"], mem_len=state["mem_len"])
+    def join(cls, memories: Sequence[Self]) -> Self:
+        """Put the lanes of several memories beside each other; shorter ones get empty slots."""
+        slots = max(memory.rows.shape[2] for memory in memories)
+        padded = [torch.nn.functional.pad(memory.rows, (0, 0, slots - memory.rows.shape[2], 0)) for memory in memories]
+        length_B = torch.cat([memory.length_B for memory in memories])
+        return memories[0].with_rows(torch.cat(padded, dim=1), length_B=length_B)
 
 
-def join_lanes(memories: Sequence[Memory]) -> Memory:
+@dataclass(frozen=True, kw_only=True)
+class HiddenMemory(SlotMemory):
+    """Layer inputs of the tokens before the segment.
+
+    Attributes:
+        hidden_LBMD: layer inputs, newest last, detached; slots beyond a lane's length are zero.
+    """
+
+    kind = "hidden"
+    hidden_LBMD: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """Layer inputs (L, B, M, D)."""
+        return self.hidden_LBMD
+
+    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
+        """Give a memory of other layer inputs."""
+        return replace(self, hidden_LBMD=rows_LBMD, length_B=length_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueMemory(SlotMemory):
+    """Keys and values of the tokens before the segment: what layer inputs become under weights that stay as they are.
+
+    Attributes:
+        key_value_LBMC: keys followed by values, of all heads, as projected: positions have not entered them.
+    """
+
+    kind = "key_value"
+    key_value_LBMC: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """Keys and values (L, B, M, C)."""
+        return self.key_value_LBMC
+
+    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
+        """Give a memory of other keys and values."""
+        return replace(self, key_value_LBMC=rows_LBMD, length_B=length_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMemory(Memory):
+    """The state of a recurrent network after the last token.
+
+    Attributes:
+        state_KLBD: K states of each layer (an LSTM has two), detached.
+        mem_len: 0: the state is forgotten after each segment.
+    """
+
+    kind = "state"
+    state_KLBD: Tensor
+    mem_len: int
+
+    @property
+    def batch_size(self) -> int:
+        """Number of lanes."""
+        return self.state_KLBD.shape[2]
+
+    def to(self, device: torch.device | str) -> StateMemory:
+        """Give the same memory on another device."""
+        return replace(self, state_KLBD=self.state_KLBD.to(device))
+
+    def lanes(self, lanes: slice) -> StateMemory:
+        """Give the memory of some lanes, as a copy of its own."""
+        return replace(self, state_KLBD=self.state_KLBD[:, :, lanes].clone())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give plain containers and tensors, for a checkpoint."""
+        return {"kind": self.kind, "state_KLBD": self.state_KLBD, "mem_len": self.mem_len}
+
+    @classmethod
+    def join(cls, memories: Sequence[Self]) -> Self:
+        """Put the lanes of several memories beside each other."""
+        states = torch.cat([memory.state_KLBD for memory in memories], dim=2)
+        return cls(state_KLBD=states, mem_len=memories[0].mem_len)
+
+
+def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
+    """Undo `Memory.state_dict`."""
+    kinds: dict[str, Any] = {cls.kind: cls for cls in (HiddenMemory, KeyValueMemory, StateMemory)}
+    values = {name: value for name, value in state.items() if name != "kind"}
+    memory: Memory = kinds[state["kind"]](**values)
+    return memory
+
+
+def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:
     """Put the lanes of several memories of one model beside each other, in order."""
-    slots = max(memory.hidden_LBMD.shape[2] for memory in memories)
-    padded = [
-        torch.nn.functional.pad(memory.hidden_LBMD, (0, 0, slots - memory.hidden_LBMD.shape[2], 0))
-        for memory in memories
-    ]
-    return Memory(
-        hidden_LBMD=torch.cat(padded, dim=1),
-        length_B=torch.cat([memory.length_B for memory in memories]),
-        mem_len=memories[0].mem_len,
-    )
+    return type(memories[0]).join(memories)
 
 
 def next_memory(
-    *, memory: Memory, context_LBSD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
-) -> Memory:
-    """Keep the newest layer inputs of memory and segment.
+    *, memory: SlotMemoryType, context_LBSD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
+) -> SlotMemoryType:
+    """Keep the newest rows of memory and segment.
 
     Args:
         memory: what the segment was read with.
-        context_LBSD: for each layer, its memory followed by the segment's layer inputs, (B, M + T, D).
+        context_LBSD: for each layer, its memory followed by the segment's rows, (B, M + T, D).
         resets_BT: tokens that begin a document; what lies before a lane's last one is forgotten.
         segment_len: T.
     """
     mem_len = memory.mem_len
     slots = min(mem_len, context_LBSD[0].shape[1])
     newest = slice(context_LBSD[0].shape[1] - slots, None)
-    hidden_LBMD = torch.stack([context_BSD[:, newest].detach() for context_BSD in context_LBSD])
+    rows_LBMD = torch.stack([context_BSD[:, newest].detach() for context_BSD in context_LBSD])
     length_B = (memory.length_B + segment_len).clamp(max=mem_len)
     if resets_BT is not None:
         position_T = torch.arange(1, segment_len + 1, device=resets_BT.device)
         last_border_B = (resets_BT * position_T).amax(dim=1)
         since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
         length_B = torch.where(last_border_B > 0, since_border_B, length_B)
-    return Memory(hidden_LBMD=hidden_LBMD, length_B=length_B, mem_len=mem_len).zeroed()
+    return memory.with_rows(rows_LBMD, length_B=length_B).zeroed()
+
+
+def check_mem_len(mem_len: int) -> None:
+    """Refuse a capacity that no memory can have.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    if mem_len < 0:
+        raise ValueError(f"mem_len is {mem_len}, and must be at least 0")

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from transformer_xl.config import ModelConfig
-from transformer_xl.model.interface import LanguageModel
-from transformer_xl.model.transformer_xl import TransformerXL
+from collections.abc import Callable
 
-MODELS = {"transformer_xl": TransformerXL}
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.recurrent import CELLS, RecurrentModel
+from transformer_xl.model.segment_places import AlRfou, Vaswani
+from transformer_xl.model.shaw import Shaw
+from transformer_xl.model.transformer_rope import TransformerRope
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import ModelConfig
+
+MODELS: dict[str, Callable[..., LanguageModel]] = {
+    "transformer_xl": TransformerXL,
+    "shaw": Shaw,
+    "vaswani": Vaswani,
+    "al_rfou": AlRfou,
+    "transformer_rope": TransformerRope,
+    **dict.fromkeys(CELLS, RecurrentModel),
+}
 
 
 def make_model(config: ModelConfig, *, vocab_size: int) -> LanguageModel:

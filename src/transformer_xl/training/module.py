@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.model.memory import Memory, join_lanes
+from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
 from transformer_xl.scores import Score
 from transformer_xl.training import names
 from transformer_xl.training.metrics import TokenLoss
@@ -186,13 +186,13 @@ class LanguageModule(LightningModule):
             return local.state_dict()
         states: list[Any] = [None] * self.trainer.world_size
         torch.distributed.all_gather_object(states, local.to("cpu").state_dict())
-        return join_lanes([Memory.from_state_dict(state) for state in states]).state_dict()
+        return join_lanes([memory_from_state_dict(state) for state in states]).state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
         self.schedule.load_state_dict(checkpoint["schedule"])
         state = checkpoint["train_memory"]
-        self._loaded_memory = Memory.from_state_dict(state) if state is not None else None
+        self._loaded_memory = memory_from_state_dict(state) if state is not None else None
         self._train_memory = {}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from transformer_xl.config import AdamConfig, SgdConfig
+from transformer_xl.config import AdamConfig, LambConfig, OptimizerConfig, SgdConfig
+from transformer_xl.errors import UserError
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
@@ -26,11 +28,39 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
     return [group for group in groups if group["params"]]
 
 
+def check_installed(config: OptimizerConfig) -> None:
+    """Refuse an optimizer whose library is not installed.
+
+    Raises:
+        UserError: how to install it.
+    """
+    if isinstance(config, LambConfig):
+        _lamb()
+
+
 def make_optimizer(
-    config: AdamConfig | SgdConfig, groups: list[dict[str, Any]], *, fused: bool
+    config: AdamConfig | LambConfig | SgdConfig, groups: list[dict[str, Any]], *, fused: bool
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of `config`; `fused` updates all parameters in one kernel."""
+    """Make the optimizer of `config`; `fused` updates all parameters in one kernel, where the optimizer has one."""
     if isinstance(config, SgdConfig):
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+    betas = (config.beta1, config.beta2)
+    if isinstance(config, LambConfig):
+        # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
+        # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
+        # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
+        return _lamb()(
+            groups, lr=config.lr, betas=betas, eps=config.eps, weight_decouple=False, adam_debias=True, foreach=True
+        )
     cls = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-    return cls(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+    return cls(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
+
+
+def _lamb() -> Callable[..., torch.optim.Optimizer]:
+    try:
+        from pytorch_optimizer import Lamb
+    except ModuleNotFoundError as error:
+        raise UserError(
+            'optimizer=lamb needs a library that is not installed: type pip install "pytorch-optimizer>=4.1,<5"'
+        ) from error
+    return Lamb

@@ -52,7 +52,7 @@ class Recorder(Callback):
         folder: Path,
         every_n_steps: int,
         tokens_after: Callable[[int], int],
-        flops_a_step: float,
+        flops_a_token: float,
         peak_flops: float | None,
         clip: float | None,
         unit: str,
@@ -63,7 +63,7 @@ class Recorder(Callback):
             folder: the run folder.
             every_n_steps: optimizer steps between fetches.
             tokens_after: tokens read after an optimizer step, over all lanes.
-            flops_a_step: useful operations of an optimizer step.
+            flops_a_token: useful operations of training on one token.
             peak_flops: operations a second of all devices together; None: measured when training starts.
             clip: largest gradient norm; None: no clipping.
             unit: `ppl` or `bpc`.
@@ -72,7 +72,7 @@ class Recorder(Callback):
         self._path = folder / "metrics.jsonl"
         self._every = every_n_steps
         self._tokens_after = tokens_after
-        self._flops_a_step = flops_a_step
+        self._flops_a_token = flops_a_token
         self._peak_flops = peak_flops
         self._clip = clip
         self._unit = unit
@@ -179,7 +179,7 @@ class Recorder(Callback):
             names.GRADIENT_NORM: norms[-1],
             names.LEARNING_RATE: steps[-1].lr,
             names.TOKENS_PER_SECOND: tokens / seconds,
-            names.MFU: self._flops_a_step * len(steps) / seconds / (self._peak_flops or math.nan),
+            names.MFU: self._flops_a_token * tokens / seconds / (self._peak_flops or math.nan),
             names.PROCESS_MEMORY: _process_peak_bytes(),
         }
         if self._clip is not None:

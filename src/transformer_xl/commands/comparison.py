@@ -1,0 +1,71 @@
+"""The table of a comparison: what each row reached with the same data, about as many parameters, as many tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.commands.tables import JobRecord, print_rows
+
+_ROW = "row="
+_HEADER = ("row", "data", "parameters", "tokens", "test", "start of test", "4 x memory", "train tok/s", "eval tok/s")
+
+
+def print_comparison(records: Sequence[JobRecord]) -> None:
+    """Print a table of the jobs that a comparison's rows made (`row=` in their overrides), if there are any.
+
+    Scores are in the unit of each corpus; the beginning of the test split is read with the memory that the row was
+    trained with, and with four times as much where it has one.
+    """
+    rows = [_row(record) for record in records if _choice(record, _ROW) is not None]
+    if not rows:
+        return
+    print()
+    print_rows(_HEADER, sorted(rows, key=lambda row: row[1]))
+
+
+def _row(record: JobRecord) -> list[str]:
+    summary = _summary(Path(record.folder))
+    metrics = summary.get("metrics", {})
+    test, train = metrics.get("test", {}), metrics.get("train", {})
+    beginnings = {
+        values["mem_len"]: values for name, values in metrics.items() if name.startswith("test_beginning_memory_")
+    }
+    own = beginnings.get(test.get("mem_len"), {})
+    longer = beginnings.get(4 * test["mem_len"], {}) if test.get("mem_len") else {}
+    return [
+        _choice(record, _ROW) or "",
+        _choice(record, "data=") or "",
+        _number(summary.get("parameters")),
+        _number(summary.get("tokens")),
+        _score(test),
+        _score(own),
+        _score(longer),
+        _number(train.get("tokens_per_second")),
+        _number(own.get("tokens_per_second")),
+    ]
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _choice(record: JobRecord, key: str) -> str | None:
+    return next((line.removeprefix(key) for line in record.overrides if line.startswith(key)), None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _score(values: dict[str, Any]) -> str:
+    for unit in ("ppl", "bpc"):
+        if values.get(unit) is not None:
+            return f"{values[unit]:.4f} {unit}"
+    return "-"

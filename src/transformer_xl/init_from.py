@@ -1,0 +1,143 @@
+"""Beginning a run from a trained model: its settings, its vocabulary, and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, cast, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import Config, CorpusConfig, PublishedConfig
+from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
+from transformer_xl.errors import UserError
+from transformer_xl.model.clusters import kept_cutoffs
+from transformer_xl.model.interface import LanguageModel
+
+_TOKENIZERS = get_args(get_type_hints(CorpusConfig)["tokenizer"])
+_ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
+
+
+def model_settings(
+    source: LanguageModel, composed: Mapping[str, Any], *, given: Collection[str], init_from: str
+) -> dict[str, Any]:
+    """Give the settings of the run's network.
+
+    Args:
+        source: the model to begin from.
+        composed: the group `model` as composed.
+        given: what the command names: dotted keys and groups.
+        init_from: the source's name.
+
+    Returns:
+        The group as composed where the command chooses it; else the source's own settings, under those that the
+        command gives.
+
+    Raises:
+        UserError: the command gives a setting that the source's kind of network has not.
+    """
+    if "model" in given:
+        return dict(composed)
+    settings = dataclasses.asdict(source.config)
+    # a cutoff beyond the source's vocabulary makes no cluster, and must make none when the vocabulary is extended
+    settings["cutoffs"] = kept_cutoffs(source.config, vocab_size=source.vocab_size)
+    settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
+    if isinstance(settings["tie_projs"], list):
+        settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]
+    for key in given:
+        group, _, name = key.partition(".")
+        if group != "model":
+            continue
+        if name not in settings:
+            raise UserError(f"{key} is no setting of {init_from}, a model of kind {source.config.kind}: leave it out")
+        settings[name] = composed[name]
+    return settings
+
+
+def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[str]) -> Config:
+    """Give the configuration with the source's tokenizer.
+
+    Raises:
+        UserError: the command asks for another one.
+    """
+    vocabulary = source.vocabulary
+    if vocabulary is None or not isinstance(config.data, CorpusConfig):
+        return config
+    kind = _fitting(vocabulary, config).kind
+    if "data.tokenizer" in given and config.data.tokenizer != kind:
+        raise UserError(
+            f"data.tokenizer is {config.data.tokenizer!r}, and init_from={config.init_from} was trained with a "
+            f"vocabulary of kind {kind!r}: leave it out"
+        )
+    if kind not in _TOKENIZERS:
+        return config
+    return replace(config, data=replace(config.data, tokenizer=cast(Any, kind)))
+
+
+def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
+    """Give the vocabulary that the corpus must be read with; None where the source has none."""
+    return None if source.vocabulary is None else _fitting(source.vocabulary, config)
+
+
+def _fitting(vocabulary: Vocabulary, config: Config) -> Vocabulary:
+    """Read the paper's corpora, which are split into words already, by their white space."""
+    if isinstance(config.data, PublishedConfig) and vocabulary.kind == "wikitext":
+        return WordVocabulary(vocabulary.symbols)  # type: ignore[attr-defined]
+    return vocabulary
+
+
+def check_vocabulary(source: LanguageModel, vocabulary: Vocabulary, config: Config) -> None:
+    """Refuse a corpus whose symbols are not those that the source was trained on.
+
+    Raises:
+        UserError: naming both.
+    """
+    mine = vocabulary_of(source, config)
+    if mine is None:
+        if vocabulary.size != source.vocab_size:
+            raise UserError(
+                f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the "
+                f"text's vocabulary has {vocabulary.size}: put its vocab.json or vocabulary.json beside its weights"
+            )
+        return
+    if config.init_vocabulary == "extend":
+        return
+    if mine.hash() != vocabulary.hash():
+        raise UserError(
+            f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
+            f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that "
+            "its vocabulary can say, or init_vocabulary=extend"
+        )
+
+
+@torch.no_grad()
+def copy_weights(source: LanguageModel, target: LanguageModel, *, init_from: str) -> None:
+    """Copy the source's weights; rows of tokens that it lacks keep what they were drawn as.
+
+    Raises:
+        UserError: a tensor has another shape, by its name and both shapes.
+    """
+    theirs, mine = source.state_dict(), target.state_dict()
+    problems = [
+        f"{name} is {tuple(theirs[name].shape)}, and must be {tuple(mine[name].shape)}"
+        for name in mine
+        if name in theirs and not _fits(name, theirs[name], mine[name], grows=target.vocab_size > source.vocab_size)
+    ]
+    problems += [f"{name} is missing" for name in mine if name not in theirs]
+    problems += [f"{name} is not in the model" for name in theirs if name not in mine]
+    if problems:
+        raise UserError(
+            f"the weights of init_from={init_from} do not fit the model: {'; '.join(problems[:3])}"
+            + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+            + " (without model= the model's own settings are taken)"
+        )
+    for name, tensor in mine.items():
+        tensor[: len(theirs[name])].copy_(theirs[name])
+
+
+def _fits(name: str, theirs: Tensor, mine: Tensor, *, grows: bool) -> bool:
+    if grows and name.startswith(_ROWS_OF_TOKENS):
+        return theirs.shape[1:] == mine.shape[1:] and len(theirs) <= len(mine)
+    return theirs.shape == mine.shape

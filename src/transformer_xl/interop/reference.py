@@ -1,0 +1,192 @@
+"""The tensors of the published code, whose names its ports share, and ours.
+
+Letters: L layers, D width, N heads, H head width, C tails of the adaptive softmax, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import UserError
+from transformer_xl.model.clusters import make_clusters
+from transformer_xl.model.registry import make_model
+from transformer_xl.model_config import TransformerXLConfig
+
+_LAYER = {
+    "attention.position.weight": "dec_attn.r_net.weight",
+    "attention.output.weight": "dec_attn.o_net.weight",
+    "attention_norm.weight": "dec_attn.layer_norm.weight",
+    "attention_norm.bias": "dec_attn.layer_norm.bias",
+    "feed_forward.0.weight": "pos_ff.CoreNet.0.weight",
+    "feed_forward.0.bias": "pos_ff.CoreNet.0.bias",
+    "feed_forward.3.weight": "pos_ff.CoreNet.3.weight",
+    "feed_forward.3.bias": "pos_ff.CoreNet.3.bias",
+    "feed_forward_norm.weight": "pos_ff.layer_norm.weight",
+    "feed_forward_norm.bias": "pos_ff.layer_norm.bias",
+}
+_BIASES = {"content_bias": "r_w_bias", "position_bias": "r_r_bias"}
+DERIVED = "pos_emb.inv_freq"
+"""The frequencies of the sinusoids, which follow from D."""
+
+
+class _Link(NamedTuple):
+    """Tensors here and there that hold the same numbers.
+
+    `flipped`: there the last tail comes first. `joined`: their queries, keys and values are one matrix.
+    `stacked`: their biases of each layer are tensors of their own.
+    """
+
+    how: Literal["same", "flipped", "joined", "stacked"]
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+
+class Reference:
+    """One configuration's tensors as a port of the published code names them.
+
+    Attributes:
+        shapes: of each tensor, once.
+        copies: further names of tied tensors, and the name above that each must equal.
+    """
+
+    def __init__(
+        self,
+        config: TransformerXLConfig,
+        *,
+        vocab_size: int,
+        spell: Callable[[str], str],
+        last_tail_first: bool,
+        more_copies: Mapping[str, str] | None = None,
+    ) -> None:
+        """Lay the names of a configuration side by side.
+
+        Args:
+            config: of the model.
+            vocab_size: V.
+            spell: gives the port's name for a name of the published code.
+            last_tail_first: whether the port takes column -c of the shortlist's softmax for tail c, as the published
+                code does; TensorFlow's and transformers' take column c.
+            more_copies: names that only the port has, and the published code's names of what each must equal.
+        """
+        links = _links(config, vocab_size=vocab_size, last_tail_first=last_tail_first)
+        self._links = [link._replace(theirs=tuple(map(spell, link.theirs))) for link in links]
+        with torch.device("meta"):
+            model = make_model(config, vocab_size=vocab_size)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.from_native(model.state_dict()).items()}
+        copies = {**_copies(config, vocab_size=vocab_size), **(more_copies or {})}
+        self.copies = {spell(copy): spell(original) for copy, original in copies.items()}
+        self._derived = spell(DERIVED)
+
+    def to_native(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the weights of our model, or their gradients.
+
+        Args:
+            tensors: under the port's names; tied copies may be missing, whichever of their names is kept.
+
+        Raises:
+            UserError: a tensor is missing, extra, of a wrong shape, or a tied copy differs.
+        """
+        whole = self._gathered(tensors)
+        weights: dict[str, Tensor] = {}
+        for how, ours, theirs in self._links:
+            parts = [whole[name] for name in theirs]
+            if how == "stacked":
+                weights[ours[0]] = torch.stack(parts)
+            elif how == "joined":
+                rows = len(parts[0]) // 3
+                weights[ours[0]], weights[ours[1]] = parts[0][:rows].clone(), parts[0][rows:].clone()
+            else:
+                weights[ours[0]] = parts[0].flip(0) if how == "flipped" else parts[0]
+        return weights
+
+    def from_native(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give each tensor once, under the port's names, from the weights of our model."""
+        tensors: dict[str, Tensor] = {}
+        for how, ours, theirs in self._links:
+            if how == "stacked":
+                tensors.update(zip(theirs, weights[ours[0]].unbind(), strict=True))
+            elif how == "joined":
+                tensors[theirs[0]] = torch.cat([weights[name] for name in ours])
+            else:
+                tensors[theirs[0]] = weights[ours[0]].flip(0) if how == "flipped" else weights[ours[0]]
+        return tensors
+
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give each tensor once, whatever names it stands under."""
+        whole: dict[str, Tensor] = {}
+        kept_as: dict[str, str] = {}
+        problems = []
+        for name, tensor in tensors.items():
+            original = self.copies.get(name, name)
+            if original == self._derived:
+                continue
+            if original not in self.shapes:
+                problems.append(f"the tensor {name} of shape {tuple(tensor.shape)} has no place in this configuration")
+            elif tuple(tensor.shape) != self.shapes[original]:
+                problems.append(
+                    f"the tensor {name} has shape {tuple(tensor.shape)}, and must have {self.shapes[original]}"
+                )
+            elif original not in whole:
+                whole[original], kept_as[original] = tensor, name
+            elif not torch.equal(whole[original], tensor):
+                problems.append(f"the tensors {kept_as[original]} and {name} are tied, and must be equal")
+        seen = {self.copies.get(name, name) for name in tensors}
+        problems += [
+            f"the tensor {name} of shape {shape} is missing" for name, shape in self.shapes.items() if name not in seen
+        ]
+        if problems:
+            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise UserError("; ".join(problems[:3]) + more)
+        return whole
+
+
+def frequencies(d_model: int) -> Tensor:
+    """Give the frequencies of the sinusoids, (D / 2,), to the same bits as the published code."""
+    return 1 / (10000 ** (torch.arange(0.0, d_model, 2.0) / d_model))
+
+
+def _links(config: TransformerXLConfig, *, vocab_size: int, last_tail_first: bool) -> list[_Link]:
+    clusters = make_clusters(config, vocab_size=vocab_size)
+    same = {}
+    for table, _ in enumerate(clusters.table_shapes):
+        same[f"embedding.weights.{table}"] = f"word_emb.emb_layers.{table}.weight"
+        same[f"softmax.biases.{table}"] = f"crit.out_layers.{table}.bias"
+        if not config.tie_weights:
+            same[f"softmax.weights.{table}"] = f"crit.out_layers.{table}.weight"
+        if clusters.projected:
+            same[f"embedding.projections.{table}"] = f"word_emb.emb_projs.{table}"
+    for cluster, tied in enumerate(clusters.tied_projections):
+        if clusters.projected and not tied:
+            same[f"softmax.projections.{cluster}"] = f"crit.out_projs.{cluster}"
+    for layer in range(config.n_layer):
+        same.update({f"layers.{layer}.{ours}": f"layers.{layer}.{theirs}" for ours, theirs in _LAYER.items()})
+    links = [_Link("same", (ours,), (theirs,)) for ours, theirs in same.items()]
+    for layer in range(config.n_layer):
+        ours = (f"layers.{layer}.attention.query.weight", f"layers.{layer}.attention.key_value.weight")
+        links.append(_Link("joined", ours, (f"layers.{layer}.dec_attn.qkv_net.weight",)))
+    for bias, theirs in _BIASES.items():
+        of_layers = tuple(f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer))
+        links.append(_Link("stacked", (bias,), of_layers if config.untie_r else (theirs,)))
+    if clusters.tails:
+        how: Literal["flipped", "same"] = "flipped" if last_tail_first else "same"
+        links += [_Link(how, (f"softmax.{name}",), (f"crit.{name}",)) for name in ("cluster_weight", "cluster_bias")]
+    return links
+
+
+def _copies(config: TransformerXLConfig, *, vocab_size: int) -> dict[str, str]:
+    clusters = make_clusters(config, vocab_size=vocab_size)
+    copies = {}
+    if config.tie_weights:
+        for table, _ in enumerate(clusters.table_shapes):
+            copies[f"crit.out_layers.{table}.weight"] = f"word_emb.emb_layers.{table}.weight"
+    for cluster, tied in enumerate(clusters.tied_projections):
+        if clusters.projected and tied:
+            copies[f"crit.out_projs.{cluster}"] = f"word_emb.emb_projs.{0 if clusters.one_table else cluster}"
+    if not config.untie_r:
+        for layer in range(config.n_layer):
+            copies.update({f"layers.{layer}.dec_attn.{name}": name for name in _BIASES.values()})
+    return copies

@@ -1,0 +1,66 @@
+"""Attention whose scores know contents only: positions enter what is compared, or not at all.
+
+Letters: B lanes, T queries, S = M + T keys, D width, N heads, H head width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def content_attention(
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible_BTS: Tensor, dropout: float
+) -> Tensor:
+    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1), in torch's own implementation.
+
+    Args:
+        query_BTNH: queries of the segment.
+        key_BSNH: keys of memory and segment.
+        value_BSNH: values of memory and segment.
+        visible_BTS: which keys a query sees; at least one.
+        dropout: probability with which an attention weight is dropped.
+
+    Returns:
+        (B, T, N, H).
+    """
+    attended_BNTH = functional.scaled_dot_product_attention(
+        query_BTNH.transpose(1, 2),
+        key_BSNH.transpose(1, 2),
+        value_BSNH.transpose(1, 2),
+        attn_mask=visible_BTS[:, None],
+        dropout_p=dropout,
+    )
+    return attended_BNTH.transpose(1, 2)
+
+
+class ContentSelfAttention(nn.Module):
+    """Projections around content attention."""
+
+    def __init__(self, *, d_model: int, n_head: int, d_head: int, dropatt: float) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.dropatt = dropatt
+        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+
+    def forward(self, *, context_BSD: Tensor, segment_len: int, visible_BTS: Tensor) -> Tensor:
+        """Attend from the segment to memory and segment: (B, T, D).
+
+        Args:
+            context_BSD: memory followed by segment.
+            segment_len: T.
+            visible_BTS: which keys each query sees.
+        """
+        heads = (self.n_head, -1)
+        key_value = self.key_value(context_BSD).unflatten(-1, (2, *heads))
+        attended_BTNH = content_attention(
+            query_BTNH=self.query(context_BSD[:, -segment_len:]).unflatten(-1, heads),
+            key_BSNH=key_value[:, :, 0],
+            value_BSNH=key_value[:, :, 1],
+            visible_BTS=visible_BTS,
+            dropout=self.dropatt if self.training else 0.0,
+        )
+        attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
+        return attended_BTD

@@ -1,0 +1,185 @@
+"""Recurrent networks as language models: their state after the last token is the memory.
+
+Letters: B lanes, T tokens, D width, K states of a cell (an LSTM has two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.flops import recurrent_step_flops
+from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
+from transformer_xl.model.initial import draw_weights
+from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes
+from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
+from transformer_xl.model_config import RecurrentConfig
+
+
+class Cell(NamedTuple):
+    """What makes one kind of cell.
+
+    Attributes:
+        network: its class in torch; in `RNN` it is a tanh.
+        states: K.
+        gates: D x D matrices for the input, and as many for the state.
+    """
+
+    network: type[nn.RNN | nn.GRU | nn.LSTM]
+    states: int
+    gates: int
+
+
+CELLS = {
+    "rnn": Cell(nn.RNN, states=1, gates=1),
+    "gru": Cell(nn.GRU, states=1, gates=3),
+    "lstm": Cell(nn.LSTM, states=2, gates=4),
+}
+
+
+class RecurrentLayer(nn.Module):
+    """One layer of cells, whatever their states."""
+
+    def __init__(self, cell: Cell, *, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.is_lstm = cell.network is nn.LSTM
+        self.network = cell.network(d_model, d_model, batch_first=True)
+
+    def forward(
+        self, input_BTD: Tensor, state_KBD: Tensor, pieces: Sequence[slice], resets_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Read a segment: its outputs (B, T, D) and the state after it (K, B, D).
+
+        Args:
+            input_BTD: of the segment.
+            state_KBD: before the segment.
+            pieces: where the segment is cut; a lane's reset always begins a piece.
+            resets_BT: tokens that are read from a state of zeros.
+        """
+        outputs = []
+        for piece in pieces:
+            if resets_BT is not None:
+                state_KBD = state_KBD.masked_fill(resets_BT[None, :, piece.start, None], 0)
+            output_BTD, state_KBD = self._read(input_BTD[:, piece], state_KBD)
+            outputs.append(output_BTD)
+        return torch.cat(outputs, dim=1), state_KBD
+
+    def _read(self, input_BTD: Tensor, state_KBD: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_lstm:
+            output_BTD, after_KBD = self.network(input_BTD, state_KBD)
+            return output_BTD, after_KBD
+        hidden_cell = (state_KBD[:1].contiguous(), state_KBD[1:].contiguous())
+        output_BTD, after = self.network(input_BTD, hidden_cell)
+        return output_BTD, torch.cat(after)
+
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Draw matrices from U(-1, 1) / sqrt(D), torch's own choice; biases are 0, an LSTM's forget gates' 1.
+
+        A matrix of that size neither blows up nor loses a state at once at any width, as N(0, init_std) would; an open
+        forget gate keeps it (Jozefowicz et al., 2015).
+        """
+        self.network.reset_parameters()
+        for name, parameter in self.network.named_parameters():
+            if name.startswith("bias"):
+                parameter.zero_()
+        if self.is_lstm:
+            # gates stand in the order input, forget, cell, output, each with a bias of the input and one of the state
+            self.network.get_parameter("bias_ih_l0")[self.d_model : 2 * self.d_model] = 1.0
+
+
+class RecurrentModel(LanguageModel):
+    """Layers of tanh, GRU or LSTM cells; dropout after the embedding and after each layer.
+
+    A memory's `mem_len` says only whether the state outlives a segment: above 0 it does.
+    """
+
+    config: RecurrentConfig
+    longer_memory: ClassVar[bool] = False
+
+    def __init__(self, config: RecurrentConfig, *, vocab_size: int) -> None:
+        super().__init__()
+        self.set_context(config, vocab_size=vocab_size)
+        self.cell = CELLS[config.kind]
+        self.embedding = TokenEmbedding(self.clusters)
+        layers = [RecurrentLayer(self.cell, d_model=config.d_model) for _ in range(config.n_layer)]
+        self.layers = nn.ModuleList(layers)
+        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
+        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        draw_weights(self)
+        for layer in layers:
+            layer.draw_weights()
+
+    def empty_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
+        """Give the memory of lanes that have read nothing: states of zeros."""
+        mem_len = self.mem_len if mem_len is None else mem_len
+        check_mem_len(mem_len)
+        shape = (self.cell.states, len(self.layers), batch_size, self.config.d_model)
+        return StateMemory(state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=mem_len)
+
+    def zero_memory(self, batch_size: int) -> StateMemory:
+        """Give states of zeros, which is what an empty memory is here."""
+        return self.empty_memory(batch_size)
+
+    def memory_size(self, mem_len: int) -> int:
+        """Count the numbers that a memory holds for one lane; without one the state counts as none."""
+        return self.cell.states * len(self.layers) * self.config.d_model if mem_len > 0 else 0
+
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+        """Read one segment; see `LanguageModel.forward`.
+
+        Raises:
+            ValueError: also for `clamp_len` or `same_length`, which a state cannot follow.
+        """
+        assert isinstance(memory, StateMemory)
+        check_lanes(tokens_BT, memory.batch_size)
+        if self.clamp_len is not None or self.same_length:
+            raise ValueError(
+                f"clamp_len is {self.clamp_len} and same_length {self.same_length}, and must be None and False for "
+                f"{self.config.kind}"
+            )
+        pieces = _pieces(resets_BT, segment_len=tokens_BT.shape[1])
+        hidden_BTD = self.dropout(self.embedding(tokens_BT))
+        after = []
+        for layer, state_KBD in zip(self.layers, memory.state_KLBD.unbind(dim=1), strict=True):
+            hidden_BTD, state_KBD = layer(hidden_BTD, state_KBD.detach().to(hidden_BTD.dtype), pieces, resets_BT)
+            hidden_BTD = self.dropout(hidden_BTD)
+            after.append(state_KBD.detach())
+        state_KLBD = torch.stack(after, dim=1)
+        if memory.mem_len == 0:
+            state_KLBD = torch.zeros_like(state_KLBD)
+        return Hidden(hidden_BTD, StateMemory(state_KLBD=state_KLBD, mem_len=memory.mem_len))
+
+    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
+        """Give log-probabilities (B, T, V)."""
+        return self.softmax.log_probs(hidden_BTD)
+
+    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Give losses (B, T) in nats."""
+        return self.softmax.nll(hidden_BTD, targets_BT)
+
+    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
+        """Count the useful operations of a training step; see `flops.py`."""
+        return recurrent_step_flops(
+            self.config,
+            gates=self.cell.gates,
+            clusters=self.clusters,
+            batch_size=batch_size,
+            segment_len=segment_len,
+            cluster_shares=cluster_shares,
+        )
+
+
+def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:
+    """Cut a segment where any lane resets; without resets the host need not wait for the device to say where."""
+    if resets_BT is None:
+        return [slice(0, segment_len)]
+    inner = (resets_BT[:, 1:].any(dim=0).nonzero().flatten() + 1).tolist()
+    edges = [0, *inner, segment_len]
+    return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -1,0 +1,169 @@
+"""What all transformers with a memory of layer inputs have in common; how positions enter is each one's own.
+
+Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.flops import LayerProducts, step_flops
+from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
+from transformer_xl.model.initial import draw_weights
+from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes
+from transformer_xl.model.layers import Encoding, Layer
+from transformer_xl.model.memory import HiddenMemory, Memory, SlotMemory, check_mem_len, next_memory
+from transformer_xl.model.visibility import visible_keys
+from transformer_xl.model_config import TransformerConfig
+
+
+class MemoryTransformer(LanguageModel):
+    """Layers that attend to their own inputs of earlier segments (paper, section 3.2).
+
+    A subclass makes its layers in `make_layer` and its other parameters in `make_positions`, and names the matrix
+    products of a layer in `products`.
+
+    Attributes:
+        products: which matrix products a layer has.
+        clamps_distances: whether a distance can count as another, as `clamp_len` asks.
+    """
+
+    config: TransformerConfig
+    products: ClassVar[LayerProducts]
+    clamps_distances: ClassVar[bool] = False
+
+    def __init__(self, config: TransformerConfig, *, vocab_size: int) -> None:
+        super().__init__()
+        self.set_context(config, vocab_size=vocab_size)
+        self.embedding = TokenEmbedding(self.clusters)
+        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
+        self.make_positions()
+        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
+        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        draw_weights(self)
+
+    @abstractmethod
+    def make_layer(self) -> nn.Module:
+        """Make one layer; it is called as a `DecoderLayer` is."""
+
+    def make_positions(self) -> None:
+        """Make the parameters of positions that belong to no layer."""
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Give the first layer's input (B, T, D)."""
+        embedded_BTD: Tensor = self.dropout(self.embedding(tokens_BT))
+        return embedded_BTD
+
+    def last_hidden(self, hidden_BTD: Tensor) -> Tensor:
+        """Give what the softmax reads, but for dropout, from the output of the last layer."""
+        return hidden_BTD
+
+    def layer_input(self, index: int, hidden_BTD: Tensor) -> Tensor:
+        """Give what a layer reads of the segment, and leaves in memory, from the output of the one below."""
+        return hidden_BTD
+
+    @abstractmethod
+    def encodings(self, *, segment_len: int, slots: int, like: Tensor) -> Sequence[Encoding]:
+        """Give each layer's encoding of positions.
+
+        Args:
+            segment_len: T.
+            slots: M.
+            like: a tensor of the device and dtype to use.
+        """
+
+    def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
+        """Give the memory of lanes that have read nothing: hidden (L, B, 0, D), lengths 0."""
+        return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)
+
+    def zero_memory(self, batch_size: int) -> HiddenMemory:
+        """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
+        return self._memory(batch_size=batch_size, slots=self.mem_len, mem_len=self.mem_len)
+
+    def _memory(self, *, batch_size: int, slots: int, mem_len: int) -> HiddenMemory:
+        check_mem_len(mem_len)
+        weight = self.embedding.weights[0]
+        return HiddenMemory(
+            hidden_LBMD=weight.new_zeros(len(self.layers), batch_size, slots, self.config.d_model),
+            length_B=torch.full((batch_size,), slots, device=weight.device),
+            mem_len=mem_len,
+        )
+
+    def memory_size(self, mem_len: int) -> int:
+        """Count the numbers that a full memory holds for one lane."""
+        return len(self.layers) * mem_len * self.config.d_model
+
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+        """Read one segment; see `LanguageModel.forward`."""
+        assert isinstance(memory, HiddenMemory)
+        return self.read(tokens_BT, memory, resets_BT, layers=self.layers)
+
+    def read(
+        self, tokens_BT: Tensor, memory: SlotMemory, resets_BT: Tensor | None, *, layers: Iterable[Layer]
+    ) -> Hidden:
+        """Read one segment with `layers`, which find rows of `memory`'s kind and leave such rows.
+
+        Raises:
+            ValueError: lanes, segment length, `same_length` or `clamp_len` that the model or memory cannot take.
+        """
+        check_lanes(tokens_BT, memory.batch_size)
+        self._check_context(segment_len=tokens_BT.shape[1], mem_len=memory.mem_len)
+        memory = memory.zeroed()
+        segment_len, slots = tokens_BT.shape[1], memory.rows.shape[2]
+        visible_BTS = visible_keys(
+            length_B=memory.length_B,
+            slots=slots,
+            segment_len=segment_len,
+            mem_len=memory.mem_len,
+            same_length=self.same_length,
+            resets_BT=resets_BT,
+        )
+        hidden_BTD = self.embed(tokens_BT)
+        encodings = self.encodings(segment_len=segment_len, slots=slots, like=hidden_BTD)
+        context_LBSD = []
+        for index, layer in enumerate(layers):
+            hidden_BTD, context_BSD = layer(
+                hidden_BTD=self.layer_input(index, hidden_BTD),
+                memory_BMD=memory.rows[index],
+                visible_BTS=visible_BTS,
+                encoding=encodings[index],
+            )
+            context_LBSD.append(context_BSD)
+        after = next_memory(memory=memory, context_LBSD=context_LBSD, resets_BT=resets_BT, segment_len=segment_len)
+        return Hidden(self.dropout(self.last_hidden(hidden_BTD)), after)
+
+    def _check_context(self, *, segment_len: int, mem_len: int) -> None:
+        if self.same_length and mem_len == 0:
+            raise ValueError("same_length is true with mem_len 0, and needs a mem_len of at least 1")
+        if self.clamp_len is not None and not self.clamps_distances:
+            raise ValueError(f"clamp_len is {self.clamp_len}, and must be None for {self.config.kind}")
+        if self.max_segment_len is not None and segment_len > self.max_segment_len:
+            raise ValueError(
+                f"the segment has {segment_len} tokens, and the model can read at most {self.max_segment_len} at once"
+            )
+
+    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
+        """Give log-probabilities (B, T, V)."""
+        return self.softmax.log_probs(hidden_BTD)
+
+    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Give losses (B, T) in nats."""
+        return self.softmax.nll(hidden_BTD, targets_BT)
+
+    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
+        """Count the useful operations of a training step; see `flops.py`."""
+        return step_flops(
+            self.config,
+            self.products,
+            clusters=self.clusters,
+            batch_size=batch_size,
+            segment_len=segment_len,
+            mem_len=self.mem_len,
+            cluster_shares=cluster_shares,
+        )

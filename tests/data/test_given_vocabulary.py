@@ -1,0 +1,191 @@
+"""A corpus encoded with the vocabulary of a trained model."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.config import PublishedConfig, TextConfig
+from transformer_xl.data import building
+from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data.tokenizer import (
+    ByteVocabulary,
+    CharVocabulary,
+    RankedByteVocabulary,
+    SentenceVocabulary,
+    SymbolVocabulary,
+    Vocabulary,
+    WikitextVocabulary,
+    WordVocabulary,
+)
+from transformer_xl.errors import UserError
+
+TextConfigs = Callable[..., TextConfig]
+PublishedConfigs = Callable[..., PublishedConfig]
+TRAIN, VALID, TEST = "b a a b cab\ncab b\n", "a z\n", "a \u00e9\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, text_config: TextConfigs) -> TextConfig:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, text in (("train.txt", TRAIN), ("valid.txt", VALID), ("test.txt", TEST)):
+        (folder / name).write_text(text, encoding="utf-8")
+    return text_config(folder)
+
+
+def opened(
+    config: TextConfig | PublishedConfig, vocabulary: Vocabulary | None, *, extend: bool = False
+) -> tuple[Corpus, list[str]]:
+    lines: list[str] = []
+    return open_corpus(config, announce=lines.append, vocabulary=vocabulary, extend=extend), lines
+
+
+def test_the_given_vocabulary_decides(config: TextConfig) -> None:
+    vocabulary = WordVocabulary(["<eos>", "cab", "<unk>", "b"])
+    found, lines = opened(config, vocabulary)
+    assert found.vocabulary.to_json() == vocabulary.to_json()
+    assert found.splits["train"].tolist() == [3, 2, 2, 3, 1, 0, 1, 3, 0]
+    assert found.unknown == {"train": 2, "valid": 2, "test": 2}
+    assert lines[1].endswith("now <unk>: train 2 (22.2 %), valid 2 (66.7 %), test 2 (66.7 %)")
+    assert opened(config, vocabulary)[1] == []
+
+
+def test_every_vocabulary_has_a_folder_of_its_own(config: TextConfig) -> None:
+    config = dataclasses.replace(config, tokenizer="char")
+    own, _ = opened(config, None)
+    assert isinstance(own.vocabulary, CharVocabulary)
+    characters = own.vocabulary.symbols
+    given: list[tuple[Vocabulary | None, bool]] = [
+        (None, False),
+        (own.vocabulary, False),
+        (own.vocabulary, True),
+        (CharVocabulary(characters[::-1]), False),
+        (WordVocabulary(["<eos>", "<unk>"]), False),
+        (WikitextVocabulary(["<eos>", "<unk>"]), False),
+    ]
+    folders = [opened(config, vocabulary, extend=extend)[0].folder for vocabulary, extend in given]
+    assert len(set(folders)) == len(folders)
+    assert [len(opened(config, vocabulary, extend=extend)[1]) for vocabulary, extend in given] == [0] * len(given)
+
+
+def test_bytes_need_no_second_corpus(config: TextConfig) -> None:
+    own, _ = opened(config, None)
+    given, lines = opened(dataclasses.replace(config, tokenizer="char"), ByteVocabulary(), extend=True)
+    assert (given.folder, lines) == (own.folder, [])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "symbol", "place"),
+    [
+        (CharVocabulary(["a", "b", "c", " ", "\n"]), r"'z' \(U\+007A\) at byte 2,", "valid.txt"),
+        (CharVocabulary(["a", "b", "c", "z", " ", "\n"]), r"'\\xe9' \(U\+00E9\) at byte 2,", "test.txt"),
+        (CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]), r"'\\n' \(U\+000A\) at byte 11,", "train.txt"),
+        (RankedByteVocabulary(list(b"abcz \n\xc3")), r"the byte 0xa9 at byte 3,", "test.txt"),
+        (RankedByteVocabulary(list(b"abcz \xc3\xa9")), r"the byte 0x0a at byte 11,", "train.txt"),
+    ],
+)
+def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
+    vocabulary: Vocabulary, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.data.pieces.CHUNK_BYTES", 3)
+    with pytest.raises(UserError, match=rf"{place}' holds {symbol} counted from 0.*init_vocabulary=extend") as refused:
+        opened(config, vocabulary)
+    assert ("data.newline=drop" in str(refused.value)) == (place == "train.txt")
+    assert list(Path(config.cache_dir).iterdir()) == []
+    assert opened(config, vocabulary, extend=True)[0].counts()["train"] == len(TRAIN)
+
+
+@pytest.mark.parametrize("chunk_bytes", [2, 1 << 20])
+def test_dropped_line_ends_are_not_missing(
+    chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.data.pieces.CHUNK_BYTES", chunk_bytes)
+    config = dataclasses.replace(config, newline="drop")
+    found, _ = opened(config, CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]))
+    assert found.vocabulary.decode(found.splits["train"]) == TRAIN.replace("\n", "")
+    (tmp_path / "text/valid.txt").write_text("a\n\r\n\u00e9\u00e9z\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"valid\.txt' holds 'z' .* at byte 8,"):
+        opened(config, CharVocabulary(["a", "b", "c", " ", "\u00e9"]))
+    with pytest.raises(UserError, match=r"valid\.txt' holds the byte 0x7a at byte 8,"):
+        opened(config, RankedByteVocabulary(list(b"abc \xc3\xa9")))
+
+
+def test_characters_are_appended_by_their_frequency_in_all_splits(config: TextConfig) -> None:
+    old = CharVocabulary(["q", "a"])
+    found, lines = opened(config, old, extend=True)
+    assert isinstance(found.vocabulary, CharVocabulary)
+    assert found.vocabulary.symbols == ("q", "a", " ", "b", "\n", "c", "z", "\u00e9")
+    assert found.vocabulary.decode(found.splits["test"]) == TEST
+    assert lines[1] == "data: 6 symbols were added to the 2 of init_from"
+
+
+def test_bytes_are_appended_by_their_frequency_in_all_splits(config: TextConfig) -> None:
+    found, _ = opened(config, RankedByteVocabulary(list(b"qa")), extend=True)
+    assert isinstance(found.vocabulary, RankedByteVocabulary)
+    assert bytes(found.vocabulary.values) == b"qa b\ncz\xc3\xa9"
+    assert found.vocabulary.decode(found.splits["test"]) == TEST
+
+
+@pytest.mark.parametrize("cls", [WordVocabulary, WikitextVocabulary])
+def test_words_of_the_training_split_are_appended_by_frequency(
+    cls: type[WordVocabulary] | type[WikitextVocabulary], config: TextConfig
+) -> None:
+    found, _ = opened(config, cls(["<eos>", "a", "<unk>", "q"]), extend=True)
+    assert isinstance(found.vocabulary, cls)
+    assert found.vocabulary.symbols == ("<eos>", "a", "<unk>", "q", "b", "cab")
+    assert found.unknown == {"train": 0, "valid": 1, "test": 1}
+    assert found.splits["test"].tolist() == [1, 2, 0]
+
+
+def test_lower_case_stays_where_words_are_appended(config: TextConfig, tmp_path: Path) -> None:
+    (tmp_path / "text/train.txt").write_text("A Dog\n")
+    found, _ = opened(config, WordVocabulary(["<eos>", "a", "<unk>"], lower_case=True), extend=True)
+    assert isinstance(found.vocabulary, WordVocabulary)
+    assert (found.vocabulary.symbols, found.vocabulary.lower_case) == (("<eos>", "a", "<unk>", "dog"), True)
+    assert found.splits["train"].tolist() == [1, 3, 0]
+
+
+def test_sentences_of_any_text(config: TextConfig) -> None:
+    found, _ = opened(config, SentenceVocabulary(["a", "<UNK>", "<S>"]), extend=True)
+    assert found.vocabulary.decode(found.splits["train"]) == TRAIN
+    assert found.splits["valid"].tolist() == [2, 0, 1, 2]
+
+
+def test_nothing_to_append_changes_nothing(config: TextConfig) -> None:
+    vocabulary = WordVocabulary(["<eos>", "a", "<unk>", "b", "cab"])
+    found, _ = opened(config, vocabulary, extend=True)
+    assert found.vocabulary.hash() == vocabulary.hash()
+
+
+def test_what_is_no_vocabulary_of_text_is_refused(config: TextConfig) -> None:
+    with pytest.raises(UserError, match=r"data is text, which is text, and the vocabulary of init_from has numbers"):
+        opened(config, SymbolVocabulary(8))
+    with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for words"):
+        opened(dataclasses.replace(config, newline="drop"), WordVocabulary(["<eos>", "<unk>"]))
+
+
+def test_a_text_that_changes_meanwhile_is_the_reason(
+    config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(*arguments: object) -> None:
+        (tmp_path / "text/test.txt").write_text("longer than it was\n")
+        raise UserError("the vocabulary lacks a character")
+
+    monkeypatch.setattr(building, "write_tokens", changing)
+    with pytest.raises(UserError, match=r"'test\.txt' changed while it was read"):
+        opened(config, CharVocabulary(["a"]))
+
+
+def test_a_cache_of_another_vocabulary_is_none(config: TextConfig) -> None:
+    vocabulary = WordVocabulary(["<eos>", "a", "<unk>", "b"])
+    found, _ = opened(config, vocabulary)
+    sidecar = json.loads((found.folder / "corpus.json").read_text())
+    assert sidecar["settings"]["vocabulary"] == vocabulary.hash()
+    other = WordVocabulary(["<eos>", "b", "<unk>", "a"])
+    other.save(found.folder / "vocabulary.json")
+    again, lines = opened(config, vocabulary)
+    assert len(lines) == 2
+    assert again.vocabulary.hash() == vocabulary.hash()

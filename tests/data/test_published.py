@@ -1,0 +1,244 @@
+"""The published corpora, from small files of their form."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl.checks import _check_data
+from transformer_xl.config import PublishedConfig
+from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data.sources import find_sources
+from transformer_xl.data.tokenizer import RankedByteVocabulary, SentenceVocabulary, WikitextVocabulary, WordVocabulary
+from transformer_xl.errors import UserError
+
+PublishedConfigs = Callable[..., PublishedConfig]
+TRAINING = "training-monolingual.tokenized.shuffled"
+HELD_OUT = "heldout-monolingual.tokenized.shuffled"
+
+
+def write(path: Path, data: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def opened(config: PublishedConfig) -> tuple[Corpus, list[str]]:
+    lines: list[str] = []
+    return open_corpus(config, announce=lines.append), lines
+
+
+def text_of(corpus: Corpus, split: str) -> str:
+    return corpus.vocabulary.decode(corpus.splits[split])
+
+
+@pytest.mark.parametrize("kind", ["wikitext103", "wikitext2"])
+def test_wikitext_from_its_published_files(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
+    for split in ("test", "train", "valid"):
+        write(tmp_path / kind / f"wiki.{split}.tokens", f" = {split} = \n")
+    config = published_config(kind)
+    found, lines = opened(config)
+    assert {split: text_of(found, split) for split in found.splits} == {
+        split: f"= {split} =\n" if split == "train" or kind == "wikitext2" else "= <unk> =\n" for split in found.splits
+    }
+    assert len(lines) == 2
+    assert found.name == kind
+    (tmp_path / kind / "wiki.valid.tokens").unlink()
+    with pytest.raises(UserError, match=r"data\.dir is .*wiki.*, where wiki\.valid\.tokens cannot be found") as refused:
+        find_sources(config)
+    assert f"the folder that holds {kind}'s wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens" in str(
+        refused.value
+    )
+    write(tmp_path / kind / "wiki.valid.tokens", b"")
+    with pytest.raises(UserError, match=r"data\.dir is .*wiki\.valid\.tokens is empty"):
+        find_sources(config)
+
+
+def test_words_are_counted_where_the_published_code_counts_them(
+    tmp_path: Path, published_config: PublishedConfigs
+) -> None:
+    symbols = {}
+    for kind in ("wikitext103", "wikitext2"):
+        for split, text in (("train", "b a <unk> a\n\n"), ("valid", "c b c c\n"), ("test", "B d b\n")):
+            write(tmp_path / kind / f"wiki.{split}.tokens", text)
+        vocabulary = opened(published_config(kind))[0].vocabulary
+        assert isinstance(vocabulary, WordVocabulary)
+        assert not vocabulary.lower_case
+        symbols[kind] = vocabulary.symbols
+    assert symbols["wikitext103"] == ("<eos>", "a", "b", "<unk>")
+    assert symbols["wikitext2"] == ("<eos>", "b", "c", "a", "<unk>", "B", "d")
+
+
+@pytest.mark.parametrize("name", ["{}.txt", "ptb.{}.txt"])
+def test_the_penn_treebank_is_in_lower_case(name: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
+    for split, text in (("train", " a N <unk> b N \n"), ("valid", " n \n"), ("test", " N c \n")):
+        write(tmp_path / "ptb" / name.format(split), text)
+    found, _ = opened(published_config("ptb"))
+    assert isinstance(found.vocabulary, WordVocabulary)
+    assert found.vocabulary.symbols == ("<eos>", "n", "a", "<unk>", "b", "c")
+    assert text_of(found, "test") == "n c\n"
+    assert found.vocabulary.encode("A N").tolist() == [2, 1]
+    assert found.unknown == {"train": 0, "valid": 0, "test": 0}
+
+
+def test_no_treebank_at_all(published_config: PublishedConfigs) -> None:
+    with pytest.raises(UserError, match=r"must name .*ptb's train\.txt, valid\.txt, test\.txt or ptb\.train\.txt, "):
+        find_sources(published_config("ptb"))
+
+
+ENWIK8 = ("<page>\u00e9\u6771\n" * 200).encode()
+
+
+def test_enwik8_is_its_bytes_without_line_ends(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    write(tmp_path / "enwik8" / "enwik8", ENWIK8)
+    found, lines = opened(published_config("enwik8"))
+    assert isinstance(found.vocabulary, RankedByteVocabulary)
+    parts = (ENWIK8[: len(ENWIK8) * 90 // 100], ENWIK8[len(ENWIK8) * 90 // 100 : len(ENWIK8) * 95 // 100])
+    for split, part in zip(("train", "valid"), parts, strict=True):
+        values = np.array(found.vocabulary.values)[found.splits[split]]
+        assert bytes(values.tolist()) == part.replace(b"\n", b"")
+    assert sum(found.counts().values()) == len(ENWIK8) - 200
+    counts = Counter(ENWIK8.replace(b"\n", b""))
+    assert list(found.vocabulary.values) == [value for value, _ in counts.most_common()]
+    assert found.vocabulary.unit == "bpc"
+    assert found.vocabulary.decode(found.vocabulary.encode("\u6771\u00e9")) == "\u6771\u00e9"
+    assert lines[1].startswith(
+        "data: enwik8 has 2,400 bytes here, and 100,000,000 where it was published; it is cut at"
+    )
+    assert len(lines) == 3
+
+
+def test_enwik8_with_line_ends_has_one_symbol_more(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    write(tmp_path / "enwik8" / "enwik8", ENWIK8)
+    dropped, kept = (opened(published_config("enwik8", newline=newline))[0] for newline in ("drop", "keep"))
+    assert kept.vocabulary.size == dropped.vocabulary.size + 1
+    assert sum(kept.counts().values()) == len(ENWIK8)
+    raw, _ = opened(published_config("enwik8", tokenizer="byte"))
+    assert raw.vocabulary.size == 256
+    assert raw.counts() == dropped.counts()
+
+
+def test_bytes_of_a_kind_stand_by_first_occurrence(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    write(tmp_path / "enwik8" / "enwik8", b"zay" * 9 + b"\nbc" + b"x" * 9)
+    found, _ = opened(published_config("enwik8"))
+    assert isinstance(found.vocabulary, RankedByteVocabulary)
+    assert bytes(found.vocabulary.values) == b"zayxbc"
+
+
+def test_the_published_size_is_cut_at_the_published_places(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    for kind in ("enwik8", "text8"):
+        path = write(tmp_path / kind / kind, b"")
+        with path.open("r+b") as file:
+            file.truncate(100_000_000)  # a sparse file takes no room
+        sources = find_sources(published_config(kind))
+        edges = {split: [(piece.start, piece.stop) for piece in pieces] for split, pieces in sources.splits.items()}
+        assert edges == {
+            "train": [(0, 90_000_000)],
+            "valid": [(90_000_000, 95_000_000)],
+            "test": [(95_000_000, 100_000_000)],
+        }
+        assert sources.notes == ()
+
+
+def test_text8_is_letters_and_blanks(tmp_path: Path, published_config: PublishedConfigs) -> None:
+    write(tmp_path / "text8" / "text8", b" anarchism originated as a term" * 20 + b"\n")
+    found, lines = opened(published_config("text8"))
+    assert found.vocabulary.kind == "char"
+    assert text_of(found, "train") + text_of(found, "valid") + text_of(found, "test") == (
+        " anarchism originated as a term" * 20
+    )
+    assert found.vocabulary.encode(" a").tolist() == [0, 1]
+    assert "text8 has 621 bytes here" in lines[1]
+
+
+@pytest.mark.parametrize("kind", ["enwik8", "text8"])
+def test_a_file_that_is_not_there_is_named(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
+    with pytest.raises(UserError, match=rf"where {kind} cannot be found, and must name the folder .* file {kind}"):
+        find_sources(published_config(kind))
+    write(tmp_path / kind / kind, b"")
+    with pytest.raises(UserError, match=rf"where {kind} is empty"):
+        find_sources(published_config(kind))
+    with pytest.raises(UserError, match=r"data\.dir is '', and must name the folder"):
+        find_sources(published_config(kind, dir=""))
+
+
+@pytest.fixture(params=["", "1-billion-word-language-modeling-benchmark-r13output/"])
+def lm1b(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    root = tmp_path / "lm1b" / request.param
+    write(root / HELD_OUT / "news.en.heldout-00000-of-00050", "The dog .\nA <UNK> .\n")
+    write(root / HELD_OUT / "news.en.heldout-00001-of-00050", "Never read .\n")
+    write(root / TRAINING / "news.en-00002-of-00100", "The bird .\n")
+    write(root / TRAINING / "news.en-00001-of-00100", "The cat .\nThe cat , and .\n")
+    write(root / TRAINING / "news.en-00000-of-00100", "Never read .\n")
+    return tmp_path / "lm1b"
+
+
+def test_sentences_with_the_published_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
+    write(lm1b / "1b_word_vocab.txt", "</S> 3\n<S> 9\nThe 5\n. 5\n<UNK> 2\ncat 1\n\nbird 1\ncat 1\n")
+    found, lines = opened(published_config("lm1b"))
+    assert isinstance(found.vocabulary, SentenceVocabulary)
+    assert found.vocabulary.symbols == ("</S>", "<S>", "The", ".", "<UNK>", "cat", "bird")
+    assert found.splits["train"].tolist() == [1, 2, 5, 3, 1, 2, 5, 4, 4, 3, 1, 2, 6, 3, 1]
+    assert found.splits["valid"].tolist() == found.splits["test"].tolist() == [1, 2, 4, 3, 1, 4, 4, 3, 1]
+    assert found.unknown == {"train": 2, "valid": 2, "test": 2}
+    assert "now <UNK>: train 2 (13.3 %)" in lines[-1]
+    assert lines[1] == "data: lm1b has 2 of its 99 training files here"
+    write(lm1b / "1b_word_vocab.txt", "<S> 9\n<UNK> 5\nbird 5\n")
+    again, lines = opened(published_config("lm1b"))
+    assert len(lines) == 3, "another vocabulary makes another corpus"
+    assert again.splits["test"].tolist() == [0, 1, 1, 1, 0, 1, 1, 1, 0]
+
+
+def test_sentences_with_a_counted_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
+    found, lines = opened(published_config("lm1b"))
+    assert isinstance(found.vocabulary, SentenceVocabulary)
+    assert found.vocabulary.symbols == ("The", ".", "<S>", "cat", ",", "and", "bird", "<UNK>")
+    assert text_of(found, "train") == "The cat .\nThe cat , and .\nThe bird .\n"
+    assert "the vocabulary is counted" in lines[2]
+
+
+def test_a_vocabulary_file_that_is_none_is_named(lm1b: Path, published_config: PublishedConfigs) -> None:
+    for data in (b"the 5\n", b"\n", b"\xff\xfe", b"<S>\n"):
+        write(lm1b / "1b_word_vocab.txt", data)
+        with pytest.raises(UserError, match=r"1b_word_vocab\.txt' is not a list of words"):
+            opened(published_config("lm1b"))
+
+
+def test_sentences_that_are_not_there_are_named(lm1b: Path, published_config: PublishedConfigs) -> None:
+    for part in lm1b.rglob("news.en-0000[12]*"):
+        part.unlink()
+    with pytest.raises(UserError, match=rf"where {TRAINING}/news.en-00001-of-00100 cannot be found, and must name"):
+        find_sources(published_config("lm1b"))
+    with pytest.raises(UserError, match=r"heldout-00000-of-00050 cannot be found"):
+        find_sources(published_config("lm1b", dir="/dev/null"))
+
+
+def test_a_split_vocabulary_reads_published_words_as_they_stand(
+    tmp_path: Path, published_config: PublishedConfigs
+) -> None:
+    for split in ("train", "valid", "test"):
+        write(tmp_path / "wikitext103" / f"wiki.{split}.tokens", " = 1 @,@ 000 's = \n")
+    vocabulary = WikitextVocabulary(["<eos>", "=", "1", "@,@", "000", "<unk>", "'s"])
+    found = open_corpus(published_config("wikitext103"), announce=lambda line: None, vocabulary=vocabulary)
+    assert found.splits["train"].tolist() == [1, 2, 3, 4, 6, 1, 0]
+    assert found.unknown["train"] == 0
+
+
+@pytest.mark.parametrize("kind", ["wikitext103", "wikitext2", "ptb", "enwik8", "text8", "lm1b"])
+def test_only_what_the_files_allow_may_be_set(kind: str, published_config: PublishedConfigs) -> None:
+    config = published_config(kind)
+    assert _check_data(config) == []
+    (problem,) = _check_data(dataclasses.replace(config, tokenizer="wikitext", newline="keep"))
+    assert problem.startswith("data.tokenizer is 'wikitext', and must be ")
+    allowed = [
+        tokenizer
+        for tokenizer in ("byte", "char", "word")
+        if not _check_data(dataclasses.replace(config, tokenizer=tokenizer, newline="keep"))  # type: ignore[arg-type]
+    ]
+    words = kind in ("wikitext103", "wikitext2", "ptb")
+    assert allowed == (["word"] if kind == "lm1b" else ["byte", "char", "word"] if words else ["byte", "char"])
+    (problem,) = _check_data(dataclasses.replace(config, dir=None))
+    assert kind in problem

@@ -1,0 +1,182 @@
+"""Raw text split as WikiText is, against ids and texts of an independent implementation."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacremoses
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data import moses, pieces
+from transformer_xl.data.counting import build_vocabulary
+from transformer_xl.data.encoding import write_tokens
+from transformer_xl.data.files import Piece
+from transformer_xl.data.moses import MosesRules, last_cut, moses_rules
+from transformer_xl.data.pieces import read_raw_words
+from transformer_xl.data.reading import Reading
+from transformer_xl.data.tokenizer import WikitextVocabulary
+
+REFERENCE = json.loads((Path(__file__).parent / "wikitext_reference.json").read_text(encoding="ascii"))
+CASES = REFERENCE["cases"]
+VOCABULARY = WikitextVocabulary(REFERENCE["symbols"])
+ATOMS = [
+    *"abAZ19.,;:!?'\"()[]{}<>-`$#&*+/\\^_|~@=%\t\x01\u00a0\u00ab\u00b0\u00b2\u00b4\u00ba\u00bb\u00df\u00e9\u03a3",
+    *"\u200b\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u3002\u6771\u0301\U0001f600",
+    *["Mr.", "No.", "e.g.", "p.m", "5.", "...", "''", "don't", "1,000", "3.5", "well-known", "n\u00ba", "DOTMULTI"],
+    *["<unk>", "<UNK>", "<eos>", "<formula>", "THISISPROTECTED000"],
+]
+LINES = st.lists(st.tuples(st.sampled_from(ATOMS), st.sampled_from(["", "", " ", "  "])), max_size=25).map(
+    lambda pairs: "".join(atom + blanks for atom, blanks in pairs)
+)
+
+
+class Plain:
+    """The library's rules on whole lines, called as the reference implementation calls them."""
+
+    normalizer = sacremoses.MosesPunctNormalizer("en")
+    tokenizer = sacremoses.MosesTokenizer("en")
+
+    def split(self, line: str) -> list[str]:
+        parts = re.split("(<eos>|<unk>|<formula>)", line)
+        return [word for part in parts for word in ([part] if part in moses.SPECIAL else self.split_part(part))]
+
+    def split_part(self, part: str) -> list[str]:
+        words = self.tokenizer.tokenize(
+            self.normalizer.normalize(part.strip()),
+            aggressive_dash_splits=True,
+            escape=False,
+            protected_patterns=moses.SPECIAL,
+        )
+        return [piece for word in words for piece in re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", word).split()]
+
+
+def test_there_are_enough_cases() -> None:
+    assert len(CASES) >= 40
+    assert any(VOCABULARY.symbols.index("<unk>") in case["ids"] for case in CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:30])
+def test_ids_and_text_are_those_of_the_reference(case: dict[str, object]) -> None:
+    assert VOCABULARY.encode(str(case["text"])).tolist() == case["ids"]
+    assert VOCABULARY.decode(case["ids"]) == case["decoded"]
+
+
+def test_lines_end_with_eos_and_come_back_as_lines() -> None:
+    plain = [case for case in CASES if 0 not in case["ids"]]
+    for line_end in ("\n", "\r\n", "\r"):
+        ids = VOCABULARY.encode("".join(case["text"] + line_end for case in plain))
+        assert ids.tolist() == [number for case in plain for number in [*case["ids"], 0]]
+    assert VOCABULARY.decode(ids) == "".join(case["decoded"] + "\n" for case in plain)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It cost 23,000.50 in 1914-18; don't ask (really).\n",
+        'He said: "No." And then...\n\n= A heading =\n',
+        "The well-known Mr. Smith isn't here",
+    ],
+)
+def test_decoding_is_the_inverse_of_encoding(text: str) -> None:
+    vocabulary = WikitextVocabulary(list(dict.fromkeys(["<eos>", "<unk>", *moses_rules().split(text)])))
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@given(LINES)
+def test_a_line_in_segments_is_the_line_as_a_whole(line: str) -> None:
+    assert moses_rules().split(line) == Plain().split(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'B". +c 3.5". x\'/y ,5/,6 7,/8 "," x ",x',
+        "a ' b ' c 'd' e' 'f x' y' '/' ''g'' h`i `j` k",
+        "( a ) . b ( .c ) ;d (e) ,f ) :g [h] 5 % i 6% :j k :l m ;n",
+        "A. (b) A. [b] A. -b A. 1 A. a. B. \u00dfa C. \u00c9a No. 1 No. a No. \u0661",
+        "x<UNK>y a/<Eos>/b THISISPROTECTED000/<UNK> DOT/MULTI DOTMULTI.",
+    ],
+)
+def test_borders_that_are_not_safe_are_kept_together(line: str) -> None:
+    assert moses_rules().split(line) == Plain().split(line)
+
+
+@given(LINES, st.data())
+def test_a_text_may_be_cut_where_the_cut_says(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    cut = last_cut(text[:start])
+    if cut:
+        rules = moses_rules()
+        split = rules.split(text[:cut], following=text[cut:].lstrip(" ")) + rules.split(text[cut:])
+        assert split == rules.split(text)
+
+
+def test_what_follows_a_full_stop_decides_across_a_cut() -> None:
+    rules = moses_rules()
+    found = [rules.split("the end.", following=following)[-1] for following in ("a", "A", "1", "", "(")]
+    assert found == ["end.", ".", ".", ".", "."]
+    assert [rules.split("No.", following=following) for following in ("5", "B")] == [["No."], ["No", "."]]
+
+
+def test_what_is_remembered_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moses, "_REMEMBERED", 3)
+    rules = MosesRules()
+    for case in CASES:
+        assert rules.split(case["text"]) == Plain().split(case["text"])
+        assert len(rules._remembered) <= 3
+
+
+def test_a_text_full_of_protected_words_is_split() -> None:
+    assert set(moses_rules().split("<UNK>" * 2000)) == {"<", "UNK", ">"}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 40, 1 << 20])
+def test_chunks_change_no_word(chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", chunk_bytes)
+    lines = [case["text"] for case in CASES]
+    (tmp_path / "a").write_text("\n".join(lines) + "\n" + " ".join(lines), encoding="utf-8")
+    source = Piece(tmp_path / "a", 0, (tmp_path / "a").stat().st_size)
+    words = [word for found in read_raw_words(source) for word in found]
+    plain = Plain()
+    assert words == [word for line in [*lines, " ".join(lines)] for word in [*plain.split(line), "<eos>"]]
+
+
+def test_a_corpus_has_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
+    text = "It's 1,000 dogs.\nIt's <unk> dogs, dogs.\n"
+    (tmp_path / "train").write_text(text)
+    (tmp_path / "test").write_text("It's 2,000 cats.\n")
+    train, test = (Piece(tmp_path / name, 0, (tmp_path / name).stat().st_size) for name in ("train", "test"))
+    reading = Reading(kind="wikitext")
+    vocabulary = build_vocabulary(reading, {"train": [train], "valid": [], "test": [test]})
+    assert isinstance(vocabulary, WikitextVocabulary)
+    assert vocabulary.symbols == ("<eos>", "dogs", "It", "'s", ".", "1", "@,@", "000", "<unk>", ",")
+    assert write_tokens(reading, vocabulary, [train], tmp_path / "ids") == (16, 0)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "ids", np.uint8), vocabulary.encode(text))
+    assert write_tokens(reading, vocabulary, [test], tmp_path / "more") == (8, 2)
+
+
+def test_words_of_a_corpus_that_is_split_already_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("= 1 @,@ 000 's =\n")
+    source = Piece(tmp_path / "a", 0, 17)
+    words = [word for found in Reading(kind="wikitext", split_already=True).words(source) for word in found]
+    assert words == ["=", "1", "@,@", "000", "'s", "=", "<eos>"]
+    assert words != [word for found in Reading(kind="wikitext").words(source) for word in found]
+
+
+def test_the_library_is_loaded_only_when_it_is_needed_and_named_when_it_is_missing() -> None:
+    code = """
+import sys
+from transformer_xl.data.tokenizer import WikitextVocabulary
+vocabulary = WikitextVocabulary(["<eos>", "<unk>"])
+assert "sacremoses" not in sys.modules
+sys.modules["sacremoses"] = None
+vocabulary.encode("a")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "UserError: data.tokenizer=wikitext" in done.stderr
+    assert "pip install sacremoses" in done.stderr

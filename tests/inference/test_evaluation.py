@@ -1,0 +1,111 @@
+"""Scores of a split, against predictions made one by one."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import tiny_model_config
+from transformer_xl.config import EvalConfig, RecallConfig
+from transformer_xl.data.lanes import LaneSource, evaluation_lanes
+from transformer_xl.data.recall import Recall
+from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.registry import make_model
+from transformer_xl.scores import Score
+
+TOKENS = np.random.default_rng(0).integers(0, 8, 48).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return make_model(tiny_model_config(init_std=0.5), vocab_size=8).double().eval()
+
+
+def lengths(**changes: Any) -> EvalConfig:
+    values = {"batch_size": 3, "segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False, "stride": None}
+    return EvalConfig(**(values | changes))
+
+
+def source(batch_size: int) -> LaneSource:
+    return evaluation_lanes(TOKENS, batch_size=batch_size, split="test")
+
+
+def score(model: LanguageModel, lanes: LaneSource, *, max_tokens: int | None = None, **changes: Any) -> Score:
+    changed = lengths(batch_size=lanes.batch_size, **changes)
+    return evaluate(model, lanes, lengths=changed, max_tokens=max_tokens, zero_start=False, autocast=nullcontext)
+
+
+@torch.no_grad()
+def one_by_one(model: LanguageModel, lanes: LaneSource, *, segment_len: int, stride: int) -> float:
+    """Mean loss of all predictions, each from a reading of nothing but the tokens that its window shows it."""
+    losses = []
+    for prediction in range(len(TOKENS) - 1):
+        place = prediction % lanes.lane_len
+        context = segment_len - stride + 1 + (place - segment_len) % stride if place >= segment_len else place + 1
+        tokens = torch.as_tensor(TOKENS[prediction - context + 1 : prediction + 2].astype(np.int64))[None]
+        log_probs = model.log_probs(tokens[:, :-1], model.empty_memory(batch_size=1, mem_len=0)).log_probs_BTV
+        losses.append(-float(log_probs[0, -1, tokens[0, -1]]))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_windows_score_each_prediction_from_its_own_context(model: LanguageModel, stride: int, batch_size: int) -> None:
+    lanes = source(batch_size)
+    found = score(model, lanes, stride=stride)
+    assert found.tokens == 47
+    assert found.loss == pytest.approx(one_by_one(model, lanes, segment_len=5, stride=stride), rel=1e-9)
+
+
+def test_windows_a_segment_apart_are_segments_without_memory(model: LanguageModel) -> None:
+    windows, segments = score(model, source(3), stride=5), score(model, source(3), mem_len=0)
+    assert windows.tokens == segments.tokens
+    assert windows.loss == pytest.approx(segments.loss, rel=1e-12)
+    assert score(model, source(3)).loss != pytest.approx(segments.loss, rel=1e-3)
+
+
+def test_windows_see_no_memory_however_long_it_is(model: LanguageModel) -> None:
+    losses = [score(model, source(3), stride=2, mem_len=mem_len).loss for mem_len in (0, 3, 20)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stride", "max_tokens", "tokens"),
+    [
+        (None, 1, 15),
+        (None, 15, 15),
+        (None, 16, 30),
+        (2, 15, 15),
+        (2, 16, 21),
+        (2, 21, 21),
+        (2, 22, 27),
+        (None, 99, 47),
+        (2, 99, 47),
+    ],
+)
+def test_a_limit_counts_predictions(model: LanguageModel, stride: int | None, max_tokens: int, tokens: int) -> None:
+    assert score(model, source(3), max_tokens=max_tokens, stride=stride).tokens == tokens
+
+
+def test_a_limit_counts_only_what_is_counted(model: LanguageModel) -> None:
+    config = RecallConfig(
+        kind="recall",
+        batch_size=2,
+        segment_len=5,
+        segment_len_sd=0.0,
+        half_segments=0.0,
+        loss="full",
+        lane_chunks=1,
+        n_symbols=8,
+        block_len=6,
+        train_tokens=100,
+        eval_tokens=200,
+    )
+    lanes = Recall(config=config, seed=1).lanes("test", batch_size=2, segment_len=5, evaluation=True)
+    assert 40 <= score(model, lanes, max_tokens=40).tokens < 50

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from transformer_xl.config import (
     AdamConfig,
     Config,
@@ -20,13 +18,11 @@ from transformer_xl.config import (
     WandbConfig,
 )
 from transformer_xl.errors import UserError
+from transformer_xl.model_checks import at_least, check_model, within
 from transformer_xl.model_config import (
     AlRfouConfig,
-    ModelConfig,
     RecurrentConfig,
-    RopeConfig,
     ShawConfig,
-    TransformerConfig,
     TransformerXLConfig,
 )
 
@@ -50,7 +46,7 @@ def check(config: Config) -> None:
         UserError: every problem found, in one sentence.
     """
     problems = [
-        *_check_model(config.model),
+        *check_model(config.model),
         *_check_lengths(config),
         *_check_data(config.data),
         *_check_optimization(config),
@@ -59,68 +55,6 @@ def check(config: Config) -> None:
     ]
     if problems:
         raise UserError("; ".join(problems))
-
-
-def _at_least(minimum: float, **values: float | None) -> list[str]:
-    return [
-        f"{name.replace('__', '.')} is {value}, and must be at least {minimum}"
-        for name, value in values.items()
-        if value is not None and not value >= minimum
-    ]
-
-
-def _within(low: float, high: float, **values: float) -> list[str]:
-    return [
-        f"{name.replace('__', '.')} is {value}, and must be at least {low} and below {high}"
-        for name, value in values.items()
-        if not low <= value < high
-    ]
-
-
-def _check_model(model: ModelConfig) -> list[str]:
-    problems = _at_least(1, model__n_layer=model.n_layer, model__d_model=model.d_model)
-    problems += _within(0, 1, model__dropout=model.dropout)
-    problems += _at_least(0, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
-    if isinstance(model, TransformerConfig):
-        problems += _at_least(1, model__n_head=model.n_head, model__d_head=model.d_head, model__d_inner=model.d_inner)
-        problems += _within(0, 1, model__dropatt=model.dropatt)
-        if model.d_model % 2:
-            problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
-    if isinstance(model, ShawConfig):
-        problems += _at_least(0, model__max_distance=model.max_distance)
-    if isinstance(model, AlRfouConfig):
-        problems += _at_least(1, model__n_positions=model.n_positions)
-    if isinstance(model, RopeConfig):
-        problems += _at_least(1, model__rope_base=model.rope_base)
-        if model.d_head % 2:
-            problems.append(f"model.d_head is {model.d_head}, and must be even: rotary positions turn pairs")
-    return problems + _check_clusters(model)
-
-
-def _check_clusters(model: ModelConfig) -> list[str]:
-    """Refuse clusters of an adaptive vocabulary that cannot be, whatever the vocabulary."""
-    problems = _at_least(1, model__div_val=model.div_val, model__d_embed=model.d_embed)
-    if problems:
-        return problems
-    cutoffs, clusters = model.cutoffs, len(model.cutoffs) + 1
-    if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
-        problems.append(f"model.cutoffs is {cutoffs}, and must increase from above 0")
-    if model.div_val > 1 and not cutoffs:
-        problems.append(f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow")
-    d_embed = model.d_embed or model.d_model
-    narrowest = d_embed // model.div_val ** len(cutoffs)
-    if narrowest < 1:
-        problems.append(
-            f"model.d_embed is {d_embed} and model.div_val is {model.div_val}: of the {clusters} clusters that "
-            f"model.cutoffs makes the last would have a width below 1; d_embed must be at least "
-            f"{model.div_val ** len(cutoffs)}"
-        )
-    if isinstance(model.tie_projs, list) and len(model.tie_projs) != clusters:
-        problems.append(
-            f"model.tie_projs is {model.tie_projs}, and must have {clusters} entries, one for each cluster that "
-            "model.cutoffs makes, or be none, tails or all"
-        )
-    return problems
 
 
 def _check_lengths(config: Config) -> list[str]:
@@ -146,7 +80,7 @@ def _check_lengths(config: Config) -> list[str]:
         problems.append(f"eval.stride is {stride} with eval.same_length true, and windows need same_length false")
     if isinstance(config.model, AlRfouConfig):
         problems += _check_positions(config, config.model.n_positions)
-    return problems + _at_least(
+    return problems + at_least(
         1,
         data__batch_size=config.data.batch_size,
         data__segment_len=config.data.segment_len,
@@ -196,45 +130,45 @@ def _check_data(data: DataConfig) -> list[str]:
             "line ends"
         )
     if isinstance(data, StdlibConfig | TextConfig):
-        problems += _within(0, 1, data__valid_fraction=data.valid_fraction, data__test_fraction=data.test_fraction)
+        problems += within(0, 1, data__valid_fraction=data.valid_fraction, data__test_fraction=data.test_fraction)
         if data.valid_fraction + data.test_fraction >= 1:
             problems.append(
                 f"data.valid_fraction {data.valid_fraction} and data.test_fraction {data.test_fraction} leave no "
                 "training text, and must add up to less than 1"
             )
     if isinstance(data, RecallConfig):
-        problems += _at_least(2, data__n_symbols=data.n_symbols)
-        problems += _at_least(1, data__block_len=data.block_len)
+        problems += at_least(2, data__n_symbols=data.n_symbols)
+        problems += at_least(1, data__block_len=data.block_len)
         period = 2 * data.block_len
-        problems += _at_least(period, data__train_tokens=data.train_tokens, data__eval_tokens=data.eval_tokens)
+        problems += at_least(period, data__train_tokens=data.train_tokens, data__eval_tokens=data.eval_tokens)
     return problems
 
 
 def _check_optimization(config: Config) -> list[str]:
     optimizer, scheduler = config.optimizer, config.scheduler
-    problems = _at_least(
+    problems = at_least(
         0,
         optimizer__lr=optimizer.lr,
         optimizer__weight_decay=optimizer.weight_decay,
         scheduler__warmup_steps=scheduler.warmup_steps,
     )
     if isinstance(optimizer, AdamConfig | LambConfig):
-        problems += _within(0, 1, optimizer__beta1=optimizer.beta1, optimizer__beta2=optimizer.beta2)
-        problems += _at_least(0, optimizer__eps=optimizer.eps)
+        problems += within(0, 1, optimizer__beta1=optimizer.beta1, optimizer__beta2=optimizer.beta2)
+        problems += at_least(0, optimizer__eps=optimizer.eps)
     else:
-        problems += _within(0, 1, optimizer__momentum=optimizer.momentum)
+        problems += within(0, 1, optimizer__momentum=optimizer.momentum)
     if isinstance(scheduler, CosineConfig):
-        problems += _at_least(0, scheduler__min_lr=scheduler.min_lr)
+        problems += at_least(0, scheduler__min_lr=scheduler.min_lr)
         if scheduler.total_steps != -1 and config.trainer.max_steps != 0:
-            problems += _at_least(1, scheduler__total_steps=scheduler.total_steps)
+            problems += at_least(1, scheduler__total_steps=scheduler.total_steps)
     if isinstance(scheduler, PlateauConfig):
-        problems += _within(0, 1, scheduler__factor=scheduler.factor)
-        problems += _at_least(0, scheduler__patience=scheduler.patience, scheduler__min_lr=scheduler.min_lr)
+        problems += within(0, 1, scheduler__factor=scheduler.factor)
+        problems += at_least(0, scheduler__patience=scheduler.patience, scheduler__min_lr=scheduler.min_lr)
     return problems
 
 
 def _check_trainer(trainer: TrainerConfig) -> list[str]:
-    problems = _at_least(
+    problems = at_least(
         1,
         trainer__accumulate_grad_batches=trainer.accumulate_grad_batches,
         trainer__log_every_n_steps=trainer.log_every_n_steps,
@@ -252,7 +186,7 @@ def _check_trainer(trainer: TrainerConfig) -> list[str]:
         problems.append(
             f"trainer.strategy is {trainer.strategy!r}, and must start its processes as commands: use ddp or auto"
         )
-    problems += _at_least(0, trainer__fast_dev_run=trainer.fast_dev_run)
+    problems += at_least(0, trainer__fast_dev_run=trainer.fast_dev_run)
     if trainer.max_steps < 0 and trainer.max_steps != -1:
         problems.append(
             f"trainer.max_steps is {trainer.max_steps}, and must be at least 1, -1 with max_epochs, or 0 with init_from"
@@ -289,22 +223,22 @@ def seconds_of(max_time: str) -> float | None:
 
 def _check_callbacks(config: Config) -> list[str]:
     callbacks = config.callbacks
-    problems = _at_least(
+    problems = at_least(
         0,
         callbacks__sample__n_tokens=callbacks.sample.n_tokens,
         callbacks__sample__temperature=callbacks.sample.temperature,
         callbacks__report__memory_tokens=callbacks.report.memory_tokens,
     )
-    problems += _at_least(
+    problems += at_least(
         1,
         callbacks__checkpoint__every_n_train_steps=callbacks.checkpoint.every_n_train_steps,
         callbacks__sample__top_k=callbacks.sample.top_k,
         callbacks__throughput__peak_flops=callbacks.throughput.peak_flops,
     )
     average = callbacks.weight_average
-    problems += _at_least(1, callbacks__weight_average__start_step=average.start_step)
+    problems += at_least(1, callbacks__weight_average__start_step=average.start_step)
     if average.decay is not None:
-        problems += _within(0, 1, callbacks__weight_average__decay=average.decay)
+        problems += within(0, 1, callbacks__weight_average__decay=average.decay)
     if average.decay is not None and average.start_step is None:
         problems.append(
             f"callbacks.weight_average.decay is {average.decay} with start_step null, and needs a start_step"
@@ -314,5 +248,5 @@ def _check_callbacks(config: Config) -> list[str]:
     if not 0 <= config.seed < 2**63:
         problems.append(f"seed is {config.seed}, and must be at least 0 and below 2**63")
     if isinstance(config.logger, WandbConfig):
-        problems += _at_least(1, logger__timeout_seconds=config.logger.timeout_seconds)
+        problems += at_least(1, logger__timeout_seconds=config.logger.timeout_seconds)
     return problems

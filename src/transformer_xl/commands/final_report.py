@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from rich.console import Console
 
-from transformer_xl import build
+from transformer_xl import build_trainer
 from transformer_xl.commands import report
 from transformer_xl.commands.screen import shown
 from transformer_xl.commands.summary import Summary, metric
@@ -63,8 +63,8 @@ class FinalReport:
             self._say(f"To compare the test's score with: {self.config.callbacks.report.compare_with}.")
         self._add_speed()
         if self.config.callbacks.sample.n_tokens > 0:
-            self._say(f"\nA sample, after {build.PROMPT_TOKENS} tokens of prompt:\n")
-            self._say(build.make_sampler(self.config, self.data)(self.module.model))
+            self._say(f"\nA sample, after {build_trainer.PROMPT_TOKENS} tokens of prompt:\n")
+            self._say(build_trainer.make_sampler(self.config, self.data)(self.module.model))
         self._close()
 
     def _say(self, line: str) -> None:

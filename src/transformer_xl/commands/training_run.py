@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, devices, init_from, run_config
+from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
@@ -87,8 +87,8 @@ class TrainingRun:
         model = build.make_network(self.config, data, source=self.source, announce=self.say)
         datamodule = build.make_datamodule(self.config, data, plan)
         module = build.make_module(self.config, data, model, plan, run_id=run_id)
-        callbacks = build.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
-        trainer = build.make_trainer(self.config, plan, callbacks, folder=self.folder)
+        callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
+        trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
         with self._outcome(trainer, datamodule):
@@ -156,7 +156,7 @@ class TrainingRun:
             return ""
         run_config.write_config(self.config, self.folder)
         data.vocabulary.save(self.folder / "vocabulary.json")
-        if not isinstance(self.config.logger, WandbConfig) or not build.wants_logger(self.config):
+        if not isinstance(self.config.logger, WandbConfig) or not build_trainer.wants_logger(self.config):
             return f"none; every figure is in {shown(self.folder)}/metrics.jsonl"
         monitor = monitors.open_wandb(
             self.config.logger,
@@ -206,7 +206,7 @@ def _outcome_of(error: BaseException) -> tuple[str, int]:
     return "failed", 2 if isinstance(error, UserError) else 1
 
 
-def _objective(callbacks: build.Callbacks) -> float | None:
+def _objective(callbacks: build_trainer.Callbacks) -> float | None:
     if math.isfinite(callbacks.checkpoints.best_score):
         return callbacks.checkpoints.best_score
     return callbacks.recorder.latest.loss if callbacks.recorder.latest is not None else None

@@ -1,0 +1,202 @@
+"""From configuration to what trains: callbacks, the sampler, and Lightning's Trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+
+from transformer_xl.config import Config
+from transformer_xl.data.datamodule import LaneDataModule
+from transformer_xl.data.lanes import Dataset
+from transformer_xl.errors import UserError
+from transformer_xl.inference.sampling import sample_tokens
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.plan import Plan
+from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.progress import ProgressDisplay
+from transformer_xl.training.callbacks.recorder import Recorder
+from transformer_xl.training.callbacks.sample import Samples
+from transformer_xl.training.callbacks.weight_average import WeightAverage
+from transformer_xl.training.checkpoint_file import CheckpointFile
+
+PROMPT_TOKENS = 64
+_COUNTED_TOKENS = 1_000_000
+# Arguments of Trainer whose meaning is worked out here, or that this program's own callbacks take over.
+_DERIVED_ARGUMENTS = {
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "default_root_dir",
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "fast_dev_run",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "log_every_n_steps",
+    "max_epochs",
+    "max_steps",
+    "max_time",
+    "min_epochs",
+    "min_steps",
+    "overfit_batches",
+    "val_check_interval",
+}
+_REFUSED_BY_BAREBONES = {"num_sanity_val_steps", "enable_model_summary", "detect_anomaly", "profiler"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """This program's callbacks, by what they do."""
+
+    recorder: Recorder
+    checkpoints: Checkpoints
+    others: list[Callback]
+
+    def in_order(self) -> list[Callback]:
+        """Give them so that a step is recorded, shown and sampled before its checkpoint is written.
+
+        After a validation the average gives way to the raw weights between the sample and the checkpoint.
+        """
+        return [self.recorder, *self.others, self.checkpoints]
+
+
+def make_callbacks(
+    config: Config, data: Dataset, model: LanguageModel, plan: Plan, datamodule: LaneDataModule, *, folder: Path
+) -> Callbacks:
+    """Make what runs beside training."""
+    unit = data.vocabulary.unit
+    step_flops = model.step_flops(
+        batch_size=config.data.batch_size,
+        segment_len=config.data.segment_len,
+        cluster_shares=_cluster_shares(model, data),
+    )
+    recorder = Recorder(
+        folder=folder,
+        every_n_steps=plan.log_every,
+        tokens_after=datamodule.tokens_after,
+        flops_a_token=step_flops / (config.data.batch_size * config.data.segment_len),
+        peak_flops=config.callbacks.throughput.peak_flops,
+        clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
+        unit=unit,
+    )
+    others: list[Callback] = []
+    if config.trainer.enable_progress_bar:
+        others.append(ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, unit=unit))
+    if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
+        others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))
+    average = config.callbacks.weight_average
+    if average.start_step is not None:
+        others.append(WeightAverage(start_step=average.start_step, decay=average.decay))
+    checkpoints = Checkpoints(
+        folder=folder / "checkpoints",
+        recorder=recorder,
+        every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
+        validate_every_n_steps=plan.validate_every,
+        max_steps=plan.max_steps,
+        enabled=plan.checkpointing,
+        min_steps=plan.min_steps,
+        max_seconds=plan.max_seconds,
+    )
+    return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
+
+
+def _cluster_shares(model: LanguageModel, data: Dataset) -> list[float]:
+    """Estimate how often training's tokens are in each cluster of the vocabulary, from the first ones."""
+    edges = model.clusters.edges
+    if len(edges) == 2:
+        return [1.0]
+    lanes = data.lanes("train", batch_size=1, segment_len=1, evaluation=True)
+    first = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(lanes.lane_len, _COUNTED_TOKENS))
+    counts, _ = np.histogram(first.tokens_BT, bins=edges)
+    return [float(share) for share in counts / counts.sum()]
+
+
+def make_sampler(config: Config, data: Dataset) -> Callable[[LanguageModel], str]:
+    """Make the function that continues the beginning of the validation split (or of training's, without one)."""
+    split = "valid" if data.counts()["valid"] > PROMPT_TOKENS else "train"
+    lanes = data.lanes(split, batch_size=1, segment_len=1, evaluation=True)
+    start = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(PROMPT_TOKENS, lanes.lane_len))
+    prompt = start.tokens_BT[0].tolist()
+
+    def sample(model: LanguageModel) -> str:
+        drawn = sample_tokens(
+            model,
+            prompt,
+            n_tokens=config.callbacks.sample.n_tokens,
+            segment_len=config.eval.segment_len,
+            temperature=config.callbacks.sample.temperature,
+            top_k=config.callbacks.sample.top_k,
+            seed=config.seed,
+        )
+        return data.vocabulary.decode([*prompt, *drawn])
+
+    return sample
+
+
+def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Path) -> Trainer:
+    """Make Lightning's Trainer, its intervals turned from optimizer steps into batches.
+
+    Raises:
+        UserError: a device or precision that is not there; more processes than lanes.
+    """
+    settings = dataclasses.asdict(config.trainer)
+    plain = {name: value for name, value in settings.items() if name not in _DERIVED_ARGUMENTS}
+    if config.trainer.barebones:
+        plain = {name: value for name, value in plain.items() if name not in _REFUSED_BY_BAREBONES}
+        own: dict[str, Any] = {}
+    else:
+        own = {"logger": False, "log_every_n_steps": 1}
+        own |= {"enable_checkpointing": False, "enable_progress_bar": False}
+    try:
+        trainer = Trainer(
+            **plain,
+            **own,
+            callbacks=callbacks.in_order(),
+            plugins=[CheckpointFile()],
+            default_root_dir=settings["default_root_dir"] or folder,
+            max_steps=plan.max_steps,
+            accumulate_grad_batches=plan.micro_batches,
+            val_check_interval=None if plan.validate_every is None else plan.validate_every * plan.micro_batches,
+            check_val_every_n_epoch=None,
+            limit_val_batches=plan.limit_val,
+            limit_test_batches=plan.limit_test,
+        )
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise UserError(_trainer_problem(config, error)) from error
+    _check_processes(config, trainer.world_size)
+    return trainer
+
+
+def _trainer_problem(config: Config, error: Exception) -> str:
+    trainer = config.trainer
+    text = " ".join(str(error).split())
+    return (
+        f"Lightning refuses trainer.accelerator={trainer.accelerator}, trainer.devices={trainer.devices}, "
+        f"trainer.strategy={trainer.strategy}, trainer.precision={trainer.precision}: {text}"
+    )
+
+
+def _check_processes(config: Config, processes: int) -> None:
+    problems = []
+    for key, lanes in (("data", config.data.batch_size), ("eval", config.eval.batch_size)):
+        if lanes < processes:
+            problems.append(f"{key}.batch_size is {lanes}, and must be at least {processes}, one lane a process")
+    fewest = config.data.batch_size // processes
+    if not problems and config.data.lane_chunks > fewest:
+        problems.append(
+            f"data.lane_chunks is {config.data.lane_chunks}, and must be at most {fewest}, the lanes of a process"
+        )
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def wants_logger(config: Config) -> bool:
+    """Say whether the run may have a logger: not one that only tries things out."""
+    return not config.trainer.fast_dev_run and not config.trainer.barebones

@@ -1,0 +1,78 @@
+"""The checks of a network's configuration, and the two that all checks are made of."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from transformer_xl.model_config import (
+    AlRfouConfig,
+    ModelConfig,
+    RopeConfig,
+    ShawConfig,
+    TransformerConfig,
+)
+
+
+def at_least(minimum: float, **values: float | None) -> list[str]:
+    """Give a sentence for each value below a minimum; `__` in a name stands for a dot."""
+    return [
+        f"{name.replace('__', '.')} is {value}, and must be at least {minimum}"
+        for name, value in values.items()
+        if value is not None and not value >= minimum
+    ]
+
+
+def within(low: float, high: float, **values: float) -> list[str]:
+    """Give a sentence for each value outside of [low, high)."""
+    return [
+        f"{name.replace('__', '.')} is {value}, and must be at least {low} and below {high}"
+        for name, value in values.items()
+        if not low <= value < high
+    ]
+
+
+def check_model(model: ModelConfig) -> list[str]:
+    """Give a sentence for each value of a network that cannot work."""
+    problems = at_least(1, model__n_layer=model.n_layer, model__d_model=model.d_model)
+    problems += within(0, 1, model__dropout=model.dropout)
+    problems += at_least(0, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
+    if isinstance(model, TransformerConfig):
+        problems += at_least(1, model__n_head=model.n_head, model__d_head=model.d_head, model__d_inner=model.d_inner)
+        problems += within(0, 1, model__dropatt=model.dropatt)
+        if model.d_model % 2:
+            problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
+    if isinstance(model, ShawConfig):
+        problems += at_least(0, model__max_distance=model.max_distance)
+    if isinstance(model, AlRfouConfig):
+        problems += at_least(1, model__n_positions=model.n_positions)
+    if isinstance(model, RopeConfig):
+        problems += at_least(1, model__rope_base=model.rope_base)
+        if model.d_head % 2:
+            problems.append(f"model.d_head is {model.d_head}, and must be even: rotary positions turn pairs")
+    return problems + _check_clusters(model)
+
+
+def _check_clusters(model: ModelConfig) -> list[str]:
+    """Refuse clusters of an adaptive vocabulary that cannot be, whatever the vocabulary."""
+    problems = at_least(1, model__div_val=model.div_val, model__d_embed=model.d_embed)
+    if problems:
+        return problems
+    cutoffs, clusters = model.cutoffs, len(model.cutoffs) + 1
+    if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
+        problems.append(f"model.cutoffs is {cutoffs}, and must increase from above 0")
+    if model.div_val > 1 and not cutoffs:
+        problems.append(f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow")
+    d_embed = model.d_embed or model.d_model
+    narrowest = d_embed // model.div_val ** len(cutoffs)
+    if narrowest < 1:
+        problems.append(
+            f"model.d_embed is {d_embed} and model.div_val is {model.div_val}: of the {clusters} clusters that "
+            f"model.cutoffs makes the last would have a width below 1; d_embed must be at least "
+            f"{model.div_val ** len(cutoffs)}"
+        )
+    if isinstance(model.tie_projs, list) and len(model.tie_projs) != clusters:
+        problems.append(
+            f"model.tie_projs is {model.tie_projs}, and must have {clusters} entries, one for each cluster that "
+            "model.cutoffs makes, or be none, tails or all"
+        )
+    return problems

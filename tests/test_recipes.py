@@ -11,11 +11,21 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import QUIET, REPOSITORY, Outcome
+import transformer_xl as txl
+from tests.conftest import QUIET, REPOSITORY, TINY_MODEL, Outcome
 from tests.test_configs import composed
+from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.registry import make_model
 
 EXPERIMENTS = REPOSITORY / "conf" / "experiment"
+THREE_STEPS = [
+    "recipe.segment_len=5",
+    "recipe.batch_size=4",
+    "recipe.max_steps=3",
+    "recipe.val_every_n_steps=2",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+]
 WT103, WT2, LM1B, PTB, ENWIK8, TEXT8 = 267_735, 33_278, 793_471, 10_000, 204, 27
 RECORDED = {
     "wt103_base": (WT103, 151_107_538),
@@ -132,23 +142,13 @@ def test_a_recipe_trains_three_steps_at_toy_width(name: str, tiny_run: Callable[
         f"experiment={name}",
         f"data.dir={published_files(config.data.kind, tmp_path / 'corpus')}",
         f"data.cache_dir={tmp_path / 'corpora'}",
-        "model.n_layer=2",
-        "model.d_model=16",
-        "model.n_head=2",
-        "model.d_head=8",
-        "model.d_inner=32",
-        "model.mem_len=7",
+        *TINY_MODEL,
         *([f"model.d_embed={narrower}"] if narrower > 16 else []),
         *(["model.cutoffs=[4,8,12]"] if config.model.cutoffs else []),
-        "recipe.segment_len=5",
-        "recipe.batch_size=4",
-        "recipe.max_steps=3",
-        "recipe.val_every_n_steps=2",
+        *THREE_STEPS,
         *(["callbacks.weight_average.start_step=2"] if config.callbacks.weight_average.start_step else []),
         *QUIET,
         "callbacks.report.memory_tokens=50",
-        "trainer.accelerator=cpu",
-        "trainer.precision=32-true",
         base=False,
     )
     assert outcome.status == 0
@@ -159,3 +159,32 @@ def test_a_recipe_trains_three_steps_at_toy_width(name: str, tiny_run: Callable[
     assert saved["optimizer"]["kind"] == ("lamb" if "nvidia" in name else "adam")
     averaged = "averaged" in outcome.checkpoint()
     assert averaged == (name in ("ptb", "wikitext2"))
+
+
+def test_published_weights_are_scored_from_nothing_and_from_zeros_beside_the_papers_score(
+    tiny_run: Callable[..., Outcome], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = published_files("wikitext103", tmp_path / "corpus")
+    data = [f"data.dir={corpus}", f"data.cache_dir={tmp_path / 'corpora'}"]
+    trained = tiny_run("data=wikitext103", *data, *TINY_MODEL, *THREE_STEPS, *QUIET, name="trained", base=False)
+    assert trained.status == 0
+    save_transformers(txl.load_model(trained.folder), tmp_path / "published")
+    capsys.readouterr()
+    scored_run = tiny_run(
+        "experiment=wt103_published",
+        f"init_from={tmp_path / 'published'}",
+        *data,
+        "trainer.accelerator=cpu",
+        "trainer.precision=32-true",
+        name="scored",
+        base=False,
+    )
+    assert scored_run.status == 0
+    printed = capsys.readouterr().out
+    assert "18.3 ppl in the paper" in printed
+    metrics = scored_run.summary["metrics"]
+    assert metrics.keys() == {"test", "test_zero_start"}
+    lengths = {"segment_len": 128, "mem_len": 1600, "clamp_len": 1000, "same_length": True}
+    assert all(values.items() >= lengths.items() for values in metrics.values())
+    assert metrics["test"]["ppl"] != metrics["test_zero_start"]["ppl"]
+    assert metrics["test"]["tokens"] == len((corpus / "wiki.test.tokens").read_text().split()) + 60 - 1

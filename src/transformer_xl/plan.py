@@ -48,7 +48,10 @@ def make_plan(config: Config, data: Dataset) -> Plan:
     trainer = config.trainer
     overfit = trainer.overfit_batches or None
     lanes = data.lanes(
-        "train", batch_size=config.data.batch_size, segment_len=config.data.segment_len, evaluation=False
+        "train",
+        batch_size=config.data.batch_size,
+        segment_len=config.data.segment_len,
+        evaluation=trainer.max_steps == 0,  # where nothing is trained, its split may be of any length
     )
     layout = _layout(config, lane_len=lanes.lane_len, limit=_first_given(overfit, trainer.limit_train_batches))
     dev_steps = int(trainer.fast_dev_run)

@@ -152,7 +152,7 @@ def losses_in_loops(model: Loops, ids: list[int]) -> list[float]:
                 second[name] = 0.999 * second[name] + 0.001 * gradient**2
                 mean, square = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
                 weight -= lr * mean / (square.sqrt() + 1e-8)
-        losses.append(float(loss))
+        losses.append(loss.item())
         start = stop
     return losses
 

@@ -47,7 +47,7 @@ class LaneDataModule(LightningDataModule):
         self._accumulate = accumulate
         self._max_steps = max_steps
         self.train_source = corpus.lanes(
-            "train", batch_size=config.batch_size, segment_len=config.segment_len, evaluation=False
+            "train", batch_size=config.batch_size, segment_len=config.segment_len, evaluation=max_steps == 0
         )
 
     def setup(self, stage: str) -> None:

@@ -1,0 +1,70 @@
+"""What an adaptive vocabulary and the other settings of a network cannot be, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+Run = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.cutoffs=[9,9]"], ["model.cutoffs", "[9, 9]", "increase"]),
+        (["model.cutoffs=[9,4]"], ["model.cutoffs", "increase"]),
+        (["model.cutoffs=[0,4]"], ["model.cutoffs", "above 0"]),
+        (["model.cutoffs=[4,8,12]", "model.div_val=4"], ["model.d_embed is 16", "model.div_val is 4", "at least 64"]),
+        (["model.div_val=2"], ["model.div_val is 2", "model.cutoffs []"]),
+        (["model.cutoffs=[4]", "model.tie_projs=[true]"], ["model.tie_projs", "2 entries"]),
+        (["model.cutoffs=[100]", "data.tokenizer=byte"], ["model.cutoffs", "sorted by frequency", "byte"]),
+        (["model=transformer_rope", "model.d_head=7"], ["model.d_head is 7", "even"]),
+        (["model=lstm", "model.clamp_len=5"], ["model.clamp_len is 5", "lstm"]),
+        (["model=lstm", "eval.same_length=true"], ["eval.same_length", "lstm"]),
+        (["model=al_rfou", "model.n_positions=4"], ["data.segment_len is 5", "model.n_positions 4"]),
+        (["eval.stride=6"], ["eval.stride is 6", "eval.segment_len 5"]),
+        (["eval.stride=2", "eval.same_length=true"], ["eval.stride", "same_length"]),
+        (["data.segment_len_sd=-1"], ["data.segment_len_sd is -1"]),
+        (["data.half_segments=1.5"], ["data.half_segments is 1.5"]),
+        (["data.loss=half", "data.segment_len=1"], ["data.loss", "data.segment_len 1"]),
+        (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
+        (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),
+        (["data.newline=drop", "data.tokenizer=word"], ["data.newline", "'word'"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str], overrides: list[str], words: list[str]
+) -> None:
+    # a recurrent network has none of the settings of attention that `tiny_run` makes small
+    base = ["data.tokenizer=char"] if "model=lstm" not in overrides else ["data=recall", "logger=none"]
+    outcome = tiny_run(*base, *overrides, base="model=lstm" not in overrides)
+    error = capsys.readouterr().err
+    assert outcome.status == 2, error
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+    assert not outcome.folder.exists()
+
+
+def test_cutoffs_beyond_the_vocabulary_are_cut_and_said_in_one_line(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = tiny_run("data.tokenizer=char", "model.cutoffs=[10,5000,6000]", "model.div_val=2")
+    assert outcome.status == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "model.cutoffs" in line]
+    assert len(said) == 1
+    assert "[10, 5000, 6000]" in said[0]
+    assert "[10]" in said[0]
+
+
+def test_a_resume_keeps_the_cut_clusters(tiny_run: Run, tmp_path: Path) -> None:
+    settings = ["data.tokenizer=char", "model.cutoffs=[10,5000]", "model.div_val=2", "scheduler.total_steps=8"]
+    whole = tiny_run(*settings, "trainer.max_steps=8", name="whole")
+    stopped = tiny_run(*settings, "trainer.max_steps=5", name="stopped")
+    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=8", base=False).status == 0
+    assert stopped.values("train/loss") == whole.values("train/loss")

@@ -1,0 +1,76 @@
+"""The comparisons of the paper and the articles: rows of one size, trained on the same tokens, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import REPOSITORY, run_training
+from tests.test_configs import choices, composed
+from transformer_xl.model.registry import make_model
+
+EXPERIMENTS = REPOSITORY / "conf" / "experiment"
+SWEPT = {
+    name: yaml.safe_load((REPOSITORY / "conf" / "experiment" / f"{name}.yaml").read_text())["hydra"]["sweeper"][
+        "params"
+    ]
+    for name in ("ablation", "articles")
+}
+ROWS = [(name, row) for name, params in SWEPT.items() for row in params["row"].split(",")]
+
+
+def test_every_row_is_in_a_comparison_on_both_corpora() -> None:
+    assert {row for _, row in ROWS} == set(choices("row"))
+    assert {params["data"] for params in SWEPT.values()} == {"stdlib,recall"}
+
+
+@pytest.mark.parametrize(("experiment", "row"), ROWS)
+@pytest.mark.parametrize(("data", "vocab_size"), [("stdlib", 256), ("recall", 8)])
+def test_rows_have_equal_tokens_and_parameters(experiment: str, row: str, data: str, vocab_size: int) -> None:
+    config = composed(f"experiment={experiment}", f"row={row}", f"data={data}")
+    full = composed(f"experiment={experiment}", "row=full", f"data={data}")
+    tokens, full_tokens = (
+        c.trainer.max_steps * c.data.batch_size * c.data.segment_len * c.trainer.accumulate_grad_batches
+        for c in (config, full)
+    )
+    assert tokens == full_tokens
+    assert config.optimizer == full.optimizer
+    with torch.device("meta"):
+        size, full_size = (
+            sum(parameter.numel() for parameter in make_model(c.model, vocab_size=vocab_size).parameters())
+            for c in (config, full)
+        )
+    assert size == pytest.approx(full_size, rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_comparison_trains_its_rows_and_prints_one_table(tmp_path: Path) -> None:
+    outcome = run_training(
+        [
+            "experiment=articles",
+            "row=full,lstm,vanilla_sliding",
+            "data=recall",
+            "recipe.max_steps=3",
+            "callbacks.report.memory_tokens=500",
+            "callbacks.throughput.peak_flops=1e11",
+            "trainer.limit_val_batches=2",
+            "trainer.limit_test_batches=20",
+            "trainer.precision=32-true",
+            f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        ],
+        tmp_path,
+    )
+    assert outcome.status == 0, outcome.stderr
+    header, *rows = [line.split() for line in outcome.stdout.partition("\nrow ")[2].splitlines()]
+    assert header[0] == "data"
+    table = {row[0]: row[1:] for row in rows}
+    assert table.keys() == {"full", "lstm", "vanilla_sliding"}
+    assert table["full"][0] == "recall"
+    parameters, tokens = table["full"][1:3]
+    assert (parameters, tokens) == ("429,576", f"{3 * 32 * 32:,}")
+    assert table["full"].count("bpc") == 3  # test, its beginning, and that with four times the memory
+    assert table["lstm"].count("bpc") == table["vanilla_sliding"].count("bpc") == 2
+    assert all(float(row[-1].replace(",", "")) > 0 for row in table.values())

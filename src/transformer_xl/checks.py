@@ -118,8 +118,6 @@ def _check_data(data: DataConfig) -> list[str]:
         problems.append(f"data.loss is 'half' with data.segment_len {data.segment_len}, and needs at least 2")
     if isinstance(data, TextConfig) and data.path is None:
         problems.append("data.path is null, and must name a text file or a folder of text files")
-    if isinstance(data, PublishedConfig) and data.dir is None:
-        problems.append(f"data.dir is null, and must name the folder that holds the published files of {data.kind}")
     if isinstance(data, PublishedConfig) and data.tokenizer not in _TOKENIZERS[data.kind]:
         problems.append(
             f"data.tokenizer is {data.tokenizer!r}, and must be {' or '.join(_TOKENIZERS[data.kind])} for {data.kind}"
@@ -243,8 +241,17 @@ def _check_callbacks(config: Config) -> list[str]:
         problems.append(
             f"callbacks.weight_average.decay is {average.decay} with start_step null, and needs a start_step"
         )
+    if average.start_step is not None and 0 < config.trainer.max_steps < average.start_step:
+        problems.append(
+            f"callbacks.weight_average.start_step is {average.start_step}, and must be at most trainer.max_steps "
+            f"{config.trainer.max_steps}"
+        )
+    if config.init_vocabulary == "extend" and config.init_from is None:
+        problems.append("init_vocabulary is 'extend' without init_from, and has nothing to extend")
     if config.trainer.max_steps == 0 and config.init_from is None:
-        problems.append("trainer.max_steps is 0 without init_from, and must be at least 1: there is nothing to test")
+        problems.append(
+            "trainer.max_steps is 0, which scores a trained model and trains none: name it by init_from=MODEL"
+        )
     if not 0 <= config.seed < 2**63:
         problems.append(f"seed is {config.seed}, and must be at least 0 and below 2**63")
     if isinstance(config.logger, WandbConfig):

@@ -77,7 +77,16 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
 
 
 def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
-    """Give the vocabulary that the corpus must be read with; None where the source has none."""
+    """Give the vocabulary that the corpus must be read with; None where the source has none.
+
+    Raises:
+        UserError: there is none, and it shall be extended.
+    """
+    if source.vocabulary is None and config.init_vocabulary == "extend":
+        raise UserError(
+            f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend: put its "
+            "vocab.json, vocab.pkl or vocabulary.json beside its weights"
+        )
     return None if source.vocabulary is None else _fitting(source.vocabulary, config)
 
 
@@ -99,7 +108,8 @@ def check_vocabulary(source: LanguageModel, vocabulary: Vocabulary, config: Conf
         if vocabulary.size != source.vocab_size:
             raise UserError(
                 f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the "
-                f"text's vocabulary has {vocabulary.size}: put its vocab.json or vocabulary.json beside its weights"
+                f"text's vocabulary has {vocabulary.size}: put its vocab.json, vocab.pkl or vocabulary.json beside its "
+                "weights"
             )
         return
     if config.init_vocabulary == "extend":
@@ -131,7 +141,7 @@ def copy_weights(source: LanguageModel, target: LanguageModel, *, init_from: str
         raise UserError(
             f"the weights of init_from={init_from} do not fit the model: {'; '.join(problems[:3])}"
             + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-            + " (without model= the model's own settings are taken)"
+            + " (without model= and model.* its own settings are taken)"
         )
     for name, tensor in mine.items():
         tensor[: len(theirs[name])].copy_(theirs[name])

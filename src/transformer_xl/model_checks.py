@@ -59,16 +59,18 @@ def _check_clusters(model: ModelConfig) -> list[str]:
         return problems
     cutoffs, clusters = model.cutoffs, len(model.cutoffs) + 1
     if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
-        problems.append(f"model.cutoffs is {cutoffs}, and must increase from above 0")
+        problems.append(f"model.cutoffs is {cutoffs}, and must be numbers above 0 that increase")
     if model.div_val > 1 and not cutoffs:
-        problems.append(f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow")
-    d_embed = model.d_embed or model.d_model
-    narrowest = d_embed // model.div_val ** len(cutoffs)
-    if narrowest < 1:
         problems.append(
-            f"model.d_embed is {d_embed} and model.div_val is {model.div_val}: of the {clusters} clusters that "
-            f"model.cutoffs makes the last would have a width below 1; d_embed must be at least "
-            f"{model.div_val ** len(cutoffs)}"
+            f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
+            "model.cutoffs=[2000,10000]"
+        )
+    d_embed, needed = model.d_embed or model.d_model, model.div_val ** len(cutoffs)
+    if d_embed < needed:
+        setting = f"model.d_embed is {d_embed}" + ("" if model.d_embed else ", as model.d_model,")
+        problems.append(
+            f"{setting} and model.div_val is {model.div_val}: of the {clusters} clusters that model.cutoffs makes the "
+            f"last would have a width below 1; d_embed must be at least {needed}"
         )
     if isinstance(model.tie_projs, list) and len(model.tie_projs) != clusters:
         problems.append(

@@ -24,6 +24,10 @@ def print_comparison(records: Sequence[JobRecord]) -> None:
         return
     print()
     print_rows(_HEADER, sorted(rows, key=lambda row: row[1]))
+    print(
+        "start of test: the first tokens of every lane, with the memory that the row was trained with; 4 x memory: the "
+        "same with four times as much; -: the row has no memory whose length matters."
+    )
 
 
 def _row(record: JobRecord) -> list[str]:

@@ -50,7 +50,8 @@ def _convert(source: str, target: Path, to: str) -> str:
     save(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     vocabulary = "no vocabulary" if model.vocabulary is None else f"its {model.vocabulary.kind} vocabulary"
-    return f"{target}: {model.config.kind}, {parameters:,} parameters, {model.vocab_size:,} symbols, {vocabulary}"
+    size = f"{parameters:,} parameters, {model.vocab_size:,} symbols"
+    return f"wrote {target} ({to}): {model.config.kind}, {size}, {vocabulary}"
 
 
 def _parser() -> argparse.ArgumentParser:

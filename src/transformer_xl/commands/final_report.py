@@ -61,6 +61,9 @@ class FinalReport:
             report.print_compressors(self.console, self.data)
         if self.config.callbacks.report.compare_with is not None:
             self._say(f"To compare the test's score with: {self.config.callbacks.report.compare_with}.")
+        start = self.config.callbacks.weight_average.start_step
+        if start is not None and self.plan.max_steps >= start:
+            self._say(f"Scores are of the weights averaged from step {start:,} on.")
         self._add_speed()
         if self.config.callbacks.sample.n_tokens > 0:
             self._say(f"\nA sample, after {build_trainer.PROMPT_TOKENS} tokens of prompt:\n")

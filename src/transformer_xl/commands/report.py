@@ -60,7 +60,7 @@ def memory_rows(
             changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
         readings[f"test, memory {changed.mem_len}"] = changed
     if long_eval is not None:
-        readings["as its paper reads"] = replace(lengths, stride=None, **dataclasses.asdict(long_eval))
+        readings["test, at the paper's lengths"] = replace(lengths, stride=None, **dataclasses.asdict(long_eval))
     return [
         _read(label, model, data, lengths=changed, max_tokens=max_tokens, autocast=autocast)
         for label, changed in readings.items()
@@ -84,7 +84,9 @@ def zero_start_row(
         limit: segments or windows to read; None: all.
         autocast: gives the context of a forward pass.
     """
-    return _read("test, from zeros", model, data, lengths=lengths, limit=limit, zero_start=True, autocast=autocast)
+    return _read(
+        "test, memory starts as zeros", model, data, lengths=lengths, limit=limit, zero_start=True, autocast=autocast
+    )
 
 
 def _read(
@@ -129,8 +131,14 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
         value = in_unit(row.score.loss, unit)
         table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
     console.print(table)
-    memory = [row for row in rows if row.label.startswith("test, memory")]
-    if len(memory) > 1:
+    memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]
+    if len(memory) > 1 and _tokens_a_lane(memory[0]) < 2 * _segment_len(memory[0]):
+        console.print(
+            f"For the memory rows a lane read {_tokens_a_lane(memory[0]):.0f} tokens, too few to show what memory "
+            "gives: a smaller eval.batch_size or a larger callbacks.report.memory_tokens would.",
+            soft_wrap=True,
+        )
+    elif len(memory) > 1:
         gain = memory[0].score.loss - memory[1].score.loss
         console.print(
             f"The memory rows read the beginning of each lane of the test split with the same weights: memory gave "
@@ -139,9 +147,19 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
         )
 
 
+def _tokens_a_lane(row: Row) -> float:
+    assert row.lengths is not None
+    return row.score.tokens / row.lengths.batch_size
+
+
+def _segment_len(row: Row) -> int:
+    assert row.lengths is not None
+    return row.lengths.segment_len
+
+
 def _lengths(lengths: EvalConfig) -> str:
     if lengths.stride is not None:
-        return f"{lengths.segment_len} by {lengths.stride}"
+        return f"{lengths.segment_len}, stride {lengths.stride}"
     return f"{lengths.segment_len} / {lengths.mem_len}"
 
 
@@ -152,8 +170,8 @@ def unigram_row(data: Dataset) -> Row:
 
 def print_compressors(console: Console, data: Dataset) -> None:
     """Say what gzip and xz make of the test text, and why that is no score."""
-    if data.vocabulary.kind == "symbol":
-        return
+    if data.vocabulary.kind == "symbol" or data.vocabulary.unit != "bpc":
+        return  # nobody reads a compressor in perplexity
     bits, tokens = compressed_bits(data, max_tokens=_COMPRESSED_TOKENS)
     unit = data.vocabulary.unit
     figures = ", ".join(f"{name} {in_unit(value * math.log(2), unit):.3f}" for name, value in bits.items())
@@ -219,4 +237,5 @@ def next_commands(folder: Path, monitor: str, *, trained: bool) -> list[str]:
     load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
     quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
     watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
-    return [*([f"python -c {quoted}"] if trained else []), watch, "python train.py -m model.mem_len=0,64,128"]
+    begin = f"python train.py init_from={where} data=text data.path=YOUR_TEXT"
+    return [f"python -c {quoted}", watch, begin] if trained else [watch]

@@ -21,19 +21,19 @@ def opening_lines(
     embedding = sum(parameter.numel() for name, parameter in model.named_parameters() if "embedding" in name)
     counts = data.counts()
     fingerprint = data.fingerprint
-    lanes, length = config.data.batch_size, config.data.segment_len
+    lanes = config.data.batch_size if plan.max_steps > 0 else config.eval.batch_size
     shares = [len(share) for share in split_evenly(lanes, trainer.world_size)]
     per_device = str(shares[0]) if len(set(shares)) == 1 else f"{shares[-1]}-{shares[0]}"
-    held = lanes * model.memory_size(config.model.mem_len)
-    validation = "none" if plan.validate_every is None else f"every {plan.validate_every} steps and at the end"
+    unknown = ", ".join(
+        f"{split} {100 * count / counts[split]:.1f} %" for split, count in data.unknown.items() if count
+    )
     lines = [
         f"model    {config.model.kind}, {parameters:,} parameters, {embedding:,} of them embedding",
         f"data     {data.name}, {data.vocabulary.kind} vocabulary of {data.vocabulary.size:,}: tokens "
         + ", ".join(f"{split} {count:,}" for split, count in counts.items()),
         f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256[:16]}",
-        f"batch    {lanes} lanes x {length} tokens (B x T), memory {config.model.mem_len}: "
-        f"{held * 4 / 1e6:,.1f} MB of hidden states",
-        f"run      {plan.max_steps:,} steps, {plan.tokens:,} tokens, {plan.epochs:.2f} epochs; validation {validation}",
+        *([f"unknown  words outside the vocabulary: {unknown}"] if unknown else []),
+        *(_training_lines(config, plan, model) if plan.max_steps > 0 else [_scoring_line(config)]),
         f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}, "
         f"{per_device} lanes a device",
     ]
@@ -41,6 +41,30 @@ def opening_lines(
     if others is not None:
         lines.append(f"note     {others}")
     return [*lines, f"folder   {shown(folder)}", f"monitor  {monitor}"]
+
+
+def _training_lines(config: Config, plan: Plan, model: LanguageModel) -> list[str]:
+    lanes, data = config.data.batch_size, config.data
+    held = lanes * model.memory_size(config.model.mem_len)
+    validation = "none" if plan.validate_every is None else f"every {plan.validate_every} steps and at the end"
+    varied = f", lengths with sd {data.segment_len_sd:g}" if data.segment_len_sd else ""
+    varied += f", {data.half_segments:.0%} of them half as long" if data.half_segments else ""
+    varied += ", loss on their second halves" if data.loss == "half" else ""
+    warmup = f" after {config.scheduler.warmup_steps:,} steps of warm-up" if config.scheduler.warmup_steps else ""
+    return [
+        f"batch    {lanes} lanes x {data.segment_len} tokens (B x T){varied}, memory {config.model.mem_len}: "
+        f"{held * 4 / 1e6:,.1f} MB of hidden states",
+        f"learn    {config.optimizer.kind}, lr {config.optimizer.lr:g}{warmup}, then {config.scheduler.kind}",
+        f"run      {plan.max_steps:,} steps, {plan.tokens:,} tokens, {plan.epochs:.2f} epochs; validation {validation}",
+    ]
+
+
+def _scoring_line(config: Config) -> str:
+    lengths = config.eval
+    return (
+        f"score    nothing is trained: {lengths.batch_size} lanes x {lengths.segment_len} tokens, memory "
+        f"{lengths.mem_len}"
+    )
 
 
 def shown(path: Path) -> str:

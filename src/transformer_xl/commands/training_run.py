@@ -131,7 +131,10 @@ class TrainingRun:
         if self.source is not None:
             init_from.check_vocabulary(self.source, data.vocabulary, self.config)
             if self.source.vocabulary is None:
-                self.say(f"note     {self.config.init_from} brings no vocabulary: its ids are taken for this text's")
+                self.say(
+                    f"note     {self.config.init_from} brings no vocabulary: its ids are taken for this text's, which "
+                    "is wrong unless it was trained on this very text"
+                )
         return data
 
     def say(self, line: str) -> None:

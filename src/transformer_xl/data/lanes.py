@@ -5,6 +5,7 @@ A lane has `lane_len` positions (p); lane numbers are global, over all ranks. Le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -71,6 +72,10 @@ class Dataset(Protocol):
     @property
     def fingerprint(self) -> Fingerprint:
         """What the text was made of."""
+
+    @property
+    def unknown(self) -> Mapping[str, int]:
+        """Count the words of each split that the vocabulary lacks."""
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""

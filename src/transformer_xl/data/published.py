@@ -32,10 +32,12 @@ _LM1B_PART = re.compile(r"news\.en-(?!00000)\d{5}-of-00100")
 def published_sources(config: PublishedConfig) -> Sources:
     """Find a published corpus's files in `data.dir`; `UserError` saying which it must hold where some are missing."""
     wanted = _wanted(config.kind)
-    setting = f"data.dir is {config.dir!r}"
+    setting = "data.dir is not set" if config.dir is None else f"data.dir is {config.dir!r}"
     if not config.dir:
         raise UserError(f"{setting}, and must name {wanted}")
     folder = Path(os.path.expanduser(config.dir))
+    if not folder.is_dir():
+        raise UserError(f"{setting}, which is no folder here, and must name {wanted}")
     with reading_setting(setting, wanted=wanted):
         if config.kind in _NAMES:
             sources = _file_a_split(folder, names=_NAMES[config.kind], setting=setting, wanted=wanted)

@@ -116,6 +116,11 @@ class Recall:
         sha256 = hashlib.sha256(json.dumps(drawn_from, sort_keys=True).encode()).hexdigest()
         return Fingerprint(files=0, bytes=0, sha256=sha256)
 
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Count nothing: every symbol is known."""
+        return {}
+
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split; the training split has as many fresh ones in every epoch."""
         tokens = {"valid": self.config.eval_tokens, "test": self.config.eval_tokens}

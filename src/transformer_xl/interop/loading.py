@@ -14,6 +14,10 @@ from transformer_xl.interop.hub import fetch
 from transformer_xl.model.interface import LanguageModel
 
 _HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
+_FORMER_NAMES = {"transfo-xl-wt103": "transfo-xl/transfo-xl-wt103"}
+"""What the Hub called models before it had owners."""
+_SINGLE_FILES = ("weights.pt", "checkpoint_best.pt", "model.pt")
+"""Checkpoints that the programs read here leave in a folder, the better ones first."""
 _FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".json")
 
 
@@ -37,6 +41,7 @@ def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"]
         return _from_file(source)
     if source.exists():
         return _from_folder(source, checkpoint)
+    path = _FORMER_NAMES.get(path, path) if isinstance(path, str) else path
     hub_name = _HUB_NAME.fullmatch(path) if isinstance(path, str) else None
     if hub_name is None or source.suffix in _FILES:
         raise UserError(_nothing(source))
@@ -77,6 +82,9 @@ def _from_folder(folder: Path, checkpoint: str) -> LanguageModel:
         file = folder / "checkpoints" / f"{name}.ckpt"
         if file.is_file():
             return _from_file(file)
+    for name in _SINGLE_FILES:
+        if (folder / name).is_file():
+            return _from_file(folder / name)
     raise UserError(_nothing(folder))
 
 

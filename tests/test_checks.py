@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,8 @@ Run = Callable[..., Outcome]
         (["data.half_segments=1.5"], ["data.half_segments is 1.5"]),
         (["data.loss=half", "data.segment_len=1"], ["data.loss", "data.segment_len 1"]),
         (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
+        (["callbacks.weight_average.start_step=7"], ["weight_average.start_step is 7", "trainer.max_steps 6"]),
+        (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),
         (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),
         (["data.newline=drop", "data.tokenizer=word"], ["data.newline", "'word'"]),
     ],
@@ -71,3 +74,26 @@ def test_a_resume_keeps_the_cut_clusters(tiny_run: Run, tmp_path: Path) -> None:
     stopped = tiny_run(*settings, "trainer.max_steps=5", name="stopped")
     assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=8", base=False).status == 0
     assert stopped.values("train/loss") == whole.values("train/loss")
+
+
+def test_a_resume_to_before_where_a_run_stands_is_one_sentence(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_run("trainer.max_steps=5").folder
+    (folder / "summary.json").unlink()
+    assert tiny_run(f"resume={folder}", "trainer.max_steps=4", base=False).status == 2
+    error = capsys.readouterr().err
+    assert "trainer.max_steps is 4" in error
+    assert "at step 5" in error
+
+
+def test_words_outside_the_vocabulary_are_told_on_every_run(
+    tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("the cat sat\n" * 40 + "a dog ran\n" * 20)
+    words = [f"data.path={text}", "data.tokenizer=word", "data.valid_fraction=0.2", "data.test_fraction=0.2"]
+    for name in ("builds the cache", "finds it"):
+        assert tiny_run(*words, name=name).status == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"unknown  words outside the vocabulary: valid \d+\.\d %, test 75\.0 %", printed)

@@ -10,6 +10,7 @@ import yaml
 
 from tests.conftest import REPOSITORY, run_training
 from tests.test_configs import choices, composed
+from transformer_xl.commands.sweep import overrides_of_experiments
 from transformer_xl.model.registry import make_model
 
 EXPERIMENTS = REPOSITORY / "conf" / "experiment"
@@ -44,6 +45,16 @@ def test_rows_have_equal_tokens_and_parameters(experiment: str, row: str, data: 
             for c in (config, full)
         )
     assert size == pytest.approx(full_size, rel=0.03)
+
+
+@pytest.mark.parametrize("written", ["experiment=articles", "experiment='articles'", 'experiment="articles"'])
+def test_an_experiment_that_sweeps_makes_the_command_a_sweep_but_not_its_jobs(written: str) -> None:
+    conf = EXPERIMENTS.parent
+    assert overrides_of_experiments([written], conf, is_job=False) == ["hydra.mode=MULTIRUN"]
+    assert overrides_of_experiments([written], conf, is_job=True) == ["hydra.mode=RUN"]
+    some = overrides_of_experiments([written, "row=full"], conf, is_job=False)
+    assert some == ["~hydra.sweeper.params.row", "hydra.mode=MULTIRUN"]
+    assert overrides_of_experiments(["experiment=recall"], conf, is_job=False) == []
 
 
 @pytest.mark.slow

@@ -59,12 +59,17 @@ def check(config: Config) -> None:
 
 def _check_lengths(config: Config) -> list[str]:
     problems = []
+    if config.model.div_val > 1 and not config.model.cutoffs and config.init_from is None:
+        problems.append(
+            f"model.div_val is {config.model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
+            "model.cutoffs=[2000,10000]"
+        )
     for key, lengths in (("model", config.model), ("eval", config.eval)):
-        if lengths.mem_len < 0:
+        if key == "eval" and lengths.mem_len < 0:
             problems.append(f"{key}.mem_len is {lengths.mem_len}, and must be at least 0")
         if lengths.same_length and lengths.mem_len == 0:
             problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
-        if lengths.clamp_len is not None and lengths.clamp_len < 0:
+        if key == "eval" and lengths.clamp_len is not None and lengths.clamp_len < 0:
             problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null (off) or at least 0")
         if lengths.clamp_len is not None and not isinstance(config.model, _KNOWS_DISTANCES):
             problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {config.model.kind}")

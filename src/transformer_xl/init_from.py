@@ -46,14 +46,14 @@ def model_settings(
     settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
     if isinstance(settings["tie_projs"], list):
         settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]
-    for key in given:
-        group, _, name = key.partition(".")
-        if group != "model":
-            continue
-        if name not in settings:
-            raise UserError(f"{key} is no setting of {init_from}, a model of kind {source.config.kind}: leave it out")
-        settings[name] = composed[name]
-    return settings
+    names = sorted(key.removeprefix("model.") for key in given if key.startswith("model."))
+    unknown = [f"model.{name}" for name in names if name not in settings]
+    if unknown:
+        raise UserError(
+            f"{', '.join(unknown)} {'is no setting' if len(unknown) == 1 else 'are no settings'} of {init_from}, a "
+            f"model of kind {source.config.kind}: leave {'it' if len(unknown) == 1 else 'them'} out"
+        )
+    return settings | {name: composed[name] for name in names}
 
 
 def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[str]) -> Config:
@@ -112,13 +112,14 @@ def check_vocabulary(source: LanguageModel, vocabulary: Vocabulary, config: Conf
                 "weights"
             )
         return
-    if config.init_vocabulary == "extend":
+    may_extend = isinstance(config.data, CorpusConfig)
+    if config.init_vocabulary == "extend" and may_extend:
         return
     if mine.hash() != vocabulary.hash():
         raise UserError(
             f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
             f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that "
-            "its vocabulary can say, or init_vocabulary=extend"
+            f"its vocabulary can say{', or init_vocabulary=extend' if may_extend else ''}"
         )
 
 

@@ -1,16 +1,25 @@
-"""The checks of a network's configuration, and the two that all checks are made of."""
+"""The checks of a network's configuration, wherever it comes from, and what all checks are made of."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+from transformer_xl.errors import UserError
 from transformer_xl.model_config import (
     AlRfouConfig,
+    AnyModelConfig,
     ModelConfig,
     RopeConfig,
     ShawConfig,
     TransformerConfig,
+    parse_model,
 )
+
+_MOST_LAYERS = 10_000
+_WIDEST = 1 << 24
+_MOST_TOKENS = 1 << 31
+_LARGEST_STD = 1e6
 
 
 def at_least(minimum: float, **values: float | None) -> list[str]:
@@ -22,29 +31,45 @@ def at_least(minimum: float, **values: float | None) -> list[str]:
     ]
 
 
-def within(low: float, high: float, **values: float) -> list[str]:
+def within(low: float, high: float, **values: float | None) -> list[str]:
     """Give a sentence for each value outside of [low, high)."""
     return [
         f"{name.replace('__', '.')} is {value}, and must be at least {low} and below {high}"
         for name, value in values.items()
-        if not low <= value < high
+        if value is not None and not low <= value < high
     ]
+
+
+def checked_model(value: Any) -> AnyModelConfig:
+    """Turn plain containers that a file held into a network's configuration that can work.
+
+    Raises:
+        UserError: every problem found, in one sentence.
+    """
+    model = parse_model(value)
+    problems = check_model(model)
+    if problems:
+        raise UserError("; ".join(problems))
+    return model
 
 
 def check_model(model: ModelConfig) -> list[str]:
     """Give a sentence for each value of a network that cannot work."""
-    problems = at_least(1, model__n_layer=model.n_layer, model__d_model=model.d_model)
+    problems = within(1, _MOST_LAYERS, model__n_layer=model.n_layer)
+    problems += within(1, _WIDEST, model__d_model=model.d_model, model__d_embed=model.d_embed)
+    problems += within(0, _MOST_TOKENS, model__mem_len=model.mem_len, model__clamp_len=model.clamp_len)
     problems += within(0, 1, model__dropout=model.dropout)
-    problems += at_least(0, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
+    problems += within(0, _LARGEST_STD, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
     if isinstance(model, TransformerConfig):
-        problems += at_least(1, model__n_head=model.n_head, model__d_head=model.d_head, model__d_inner=model.d_inner)
+        sizes = {"model__n_head": model.n_head, "model__d_head": model.d_head, "model__d_inner": model.d_inner}
+        problems += within(1, _WIDEST, **sizes)
         problems += within(0, 1, model__dropatt=model.dropatt)
         if model.d_model % 2:
             problems.append(f"model.d_model is {model.d_model}, and must be even: half sines, half cosines")
     if isinstance(model, ShawConfig):
-        problems += at_least(0, model__max_distance=model.max_distance)
+        problems += within(0, _WIDEST, model__max_distance=model.max_distance)
     if isinstance(model, AlRfouConfig):
-        problems += at_least(1, model__n_positions=model.n_positions)
+        problems += within(1, _WIDEST, model__n_positions=model.n_positions)
     if isinstance(model, RopeConfig):
         problems += at_least(1, model__rope_base=model.rope_base)
         if model.d_head % 2:
@@ -54,17 +79,12 @@ def check_model(model: ModelConfig) -> list[str]:
 
 def _check_clusters(model: ModelConfig) -> list[str]:
     """Refuse clusters of an adaptive vocabulary that cannot be, whatever the vocabulary."""
-    problems = at_least(1, model__div_val=model.div_val, model__d_embed=model.d_embed)
-    if problems:
+    problems = within(1, _WIDEST, model__div_val=model.div_val)
+    if problems or (model.d_embed is not None and model.d_embed < 1):
         return problems
     cutoffs, clusters = model.cutoffs, len(model.cutoffs) + 1
     if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
         problems.append(f"model.cutoffs is {cutoffs}, and must be numbers above 0 that increase")
-    if model.div_val > 1 and not cutoffs:
-        problems.append(
-            f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
-            "model.cutoffs=[2000,10000]"
-        )
     d_embed, needed = model.d_embed or model.d_model, model.div_val ** len(cutoffs)
     if d_embed < needed:
         setting = f"model.d_embed is {d_embed}" + ("" if model.d_embed else ", as model.d_model,")

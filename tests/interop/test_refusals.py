@@ -177,3 +177,60 @@ def test_a_saved_folder_whose_description_does_not_fit_is_refused(
     description = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(change(description)))
     refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("n_layer", 10**9),
+        ("n_layer", 0),
+        *((name, 10**30) for name in ("d_model", "n_head", "d_head", "d_inner", "d_embed", "mem_len")),
+        ("dropout", -1.0),
+        ("dropout", 1.5),
+        ("dropatt", float("nan")),
+        ("init_std", float("inf")),
+        ("init_std", -1.0),
+        ("div_val", 0),
+        ("d_embed", 0),
+        ("tie_projs", []),
+        ("cutoffs", [5, 5]),
+        ("mem_len", -1),
+        ("clamp_len", -1),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused_at_once(
+    model: LanguageModel, tmp_path: Path, setting: str, value: object
+) -> None:
+    save_model(model, tmp_path)
+    description = json.loads((tmp_path / "config.json").read_text())
+    description["model"][setting] = value
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    refused(tmp_path, f"model.{setting}")
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {3: torch.zeros(2)},
+        {"model.content_bias": 3},
+        {"model.content_bias": [1.0]},
+        {"model.content_bias": torch.zeros(2, dtype=torch.complex64)},
+        {"model.content_bias": torch.zeros(2, 2).to_sparse()},
+    ],
+    ids=["a number for a name", "a number", "a list", "complex", "sparse"],
+)
+@pytest.mark.parametrize("table", ["state_dict", "averaged"])
+def test_weights_that_are_no_table_of_tensors_are_refused(
+    model: LanguageModel, tmp_path: Path, weights: dict[Any, Any], table: str
+) -> None:
+    changes = {"state_dict": weights} if table == "state_dict" else {"averaged": {"count": 1, "weights": weights}}
+    refused(write_checkpoint(tmp_path / "last.ckpt", model, **changes), "damaged", table)
+
+
+def test_a_version_that_is_no_number_is_refused(model: LanguageModel, tmp_path: Path) -> None:
+    refused(write_checkpoint(tmp_path / "last.ckpt", model, format_version=torch.ones(3)), "format")
+
+
+def test_a_home_that_there_is_not_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="~nobody-of-that-name/model"):
+        load_model("~nobody-of-that-name/model/folder")

@@ -178,6 +178,30 @@ def test_symbols_that_are_no_text_are_refused(tiny_run: Run, source: Path, capsy
     outcome = tiny_run(f"init_from={source}", "data=recall", base=False)
     assert outcome.status == 2
     assert "recall" in capsys.readouterr().err
+    extended = tiny_run(f"init_from={source}", "data=recall", "init_vocabulary=extend", base=False)
+    assert extended.status == 2
+    error = capsys.readouterr().err
+    assert "recall" in error
+    assert "or init_vocabulary=extend" not in error
+
+
+def test_a_source_whose_clusters_all_fell_away_is_taken_as_it_is(tiny_run: Run, texts: dict[str, Path]) -> None:
+    trained = tiny_run(
+        f"data.path={texts['first']}", "data.tokenizer=char", "model.cutoffs=[1000]", "model.div_val=2", name="whole"
+    )
+    outcome = begun(tiny_run, trained.folder, texts["same"], *STILL)
+    assert outcome.status == 0
+    weights = txl.load_model(trained.folder).state_dict()
+    assert all(torch.equal(weights[n], w) for n, w in txl.load_model(outcome.folder).state_dict().items())
+    assert tiny_run(f"resume={outcome.folder}", "trainer.max_steps=2", base=False).status == 0
+
+
+def test_a_run_without_steps_cannot_be_resumed(
+    tiny_run: Run, source: Path, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun(tiny_run, source, texts["same"], "trainer.max_steps=0").folder
+    assert tiny_run(f"resume={folder}", "trainer.max_steps=3", base=False).status == 2
+    assert "has no checkpoints/last.ckpt" in capsys.readouterr().err
 
 
 def test_a_source_that_is_not_there_is_one_sentence(

@@ -249,7 +249,7 @@ def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:
     of_hydra = [line for line in overrides if re.match(r"hydra[./]", literals.key_of(line))]
     withheld = literals.plain_overrides([line for line in overrides if line not in of_hydra])
     resume = str(withheld.pop("resume"))
-    folder = Path(resume).expanduser().absolute()
+    folder = Path(os.path.expanduser(resume)).absolute()
     if not resume or not folder.is_dir():
         raise UserError(f"resume={resume} names no folder that exists, and must be the folder of a run")
     if not (folder / "config.yaml").is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        print(_convert(options.source, Path(options.target).expanduser(), options.to))
+        print(_convert(options.source, Path(os.path.expanduser(options.target)), options.to))
     except (UserError, OSError) as error:
         from transformer_xl.commands.mistakes import sentence_of
 

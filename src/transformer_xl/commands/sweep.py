@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -90,14 +92,25 @@ def overrides_of_experiments(overrides: list[str], config_dir: Path, *, is_job: 
     """
     added: list[str] = []
     for line in overrides:
-        key, _, choice = line.partition("=")
-        params = _swept(config_dir / "experiment" / f"{choice}.yaml") if key == "experiment" else {}
+        params = _swept(config_dir / "experiment" / f"{_choice(line)}.yaml") if _is_experiment(line) else {}
         if not params:
             continue
         given = {literals.key_of(other) for other in overrides}
         added = [f"~hydra.sweeper.params.{name}" for name in params if name in given]
         added.append(f"hydra.mode={'RUN' if is_job else 'MULTIRUN'}")
     return added
+
+
+def _is_experiment(line: str) -> bool:
+    return literals.key_of(line) == "experiment" and "=" in line
+
+
+def _choice(line: str) -> object:
+    """Read a choice as Hydra does: with or without quotes."""
+    try:
+        return OverridesParser.create().parse_override(line).value()
+    except HydraException:  # which composing reports
+        return None
 
 
 def _swept(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import math
 import secrets
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -49,6 +50,8 @@ class TrainingRun:
         self.is_resumed = composed.get("resume") is not None
         self.source: LanguageModel | None = None
         if self.is_resumed:
+            if not self._last.is_file():
+                raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
             config = run_config.resumed_config(self.folder, context.overrides)
         elif composed.get("init_from") is not None:
             self.source = load_model(composed.init_from)
@@ -78,6 +81,11 @@ class TrainingRun:
                 "trainer.max_steps goes on"
             )
             return _best_score(checkpoint)
+        if checkpoint is not None and checkpoint["global_step"] > plan.max_steps:
+            raise UserError(
+                f"trainer.max_steps is {plan.max_steps}, and {shown(self.folder)} is at step "
+                f"{checkpoint['global_step']} already: a resume needs at least that many"
+            )
         if checkpoint is not None and checkpoint["data_checksum"] != data.fingerprint.sha256:
             raise UserError(
                 f"the text has changed since {shown(self.folder)} was trained on it: its sha256 is "
@@ -100,7 +108,7 @@ class TrainingRun:
             if self.source is not None and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 self.say(f"start    {report.worded(module.scores[names.VALIDATION], data)} on the validation split")
-            resumed = self.folder / "checkpoints" / "last.ckpt" if checkpoint is not None else None
+            resumed = self._last if checkpoint is not None else None
             if plan.max_steps > 0:
                 trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
             self.summary.objective = _objective(callbacks)
@@ -137,6 +145,10 @@ class TrainingRun:
                 )
         return data
 
+    @property
+    def _last(self) -> Path:
+        return self.folder / "checkpoints" / "last.ckpt"
+
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
@@ -144,9 +156,7 @@ class TrainingRun:
     def _last_checkpoint(self) -> dict[str, Any] | None:
         if not self.is_resumed:
             return None
-        path = self.folder / "checkpoints" / "last.ckpt"
-        if not path.is_file():
-            raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt yet: start a new run instead")
+        path = self._last
         checkpoint = read_checkpoint(path)
         missing = [name for name in _RESUMED_PARTS if name not in checkpoint]
         if missing:

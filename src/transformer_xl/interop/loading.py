@@ -36,7 +36,7 @@ def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"]
     Raises:
         UserError: nothing loadable is there.
     """
-    source = Path(path).expanduser()
+    source = Path(os.path.expanduser(path))
     if source.is_file():
         return _from_file(source)
     if source.exists():
@@ -78,6 +78,8 @@ def _from_folder(folder: Path, checkpoint: str) -> LanguageModel:
         )
     if (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} is not a whole model: it lacks config.json")
+    if checkpoint not in ("best", "last"):
+        raise UserError(f"checkpoint is {checkpoint!r}, and must be 'best' or 'last'")
     for name in ["best", "last"] if checkpoint == "best" else [checkpoint]:
         file = folder / "checkpoints" / f"{name}.ckpt"
         if file.is_file():

@@ -23,7 +23,8 @@ from transformer_xl.interop.files import (
 )
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
-from transformer_xl.model_config import ModelConfig, parse_model
+from transformer_xl.model_checks import checked_model
+from transformer_xl.model_config import ModelConfig
 
 CHECKPOINT_FORMAT = 2
 FORMAT = "transformer_xl"
@@ -33,7 +34,7 @@ MODEL_PREFIX = "model."
 
 def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
     """Write `config.json`, `model.safetensors` and, where the model has one, `vocabulary.json`."""
-    target = Path(folder).expanduser()
+    target = Path(os.path.expanduser(folder))
     target.mkdir(parents=True, exist_ok=True)
     description = {
         "format": FORMAT,
@@ -79,17 +80,30 @@ def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]
     Raises:
         UserError: with both format numbers, or what is missing.
     """
-    if checkpoint["format_version"] != CHECKPOINT_FORMAT:
-        raise UserError(
-            f"{path} has checkpoint format {checkpoint['format_version']}, and this version reads {CHECKPOINT_FORMAT}"
-        )
+    version = checkpoint["format_version"]
+    if type(version) is not int or version != CHECKPOINT_FORMAT:
+        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {CHECKPOINT_FORMAT}")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
     if missing:
         raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")
     averaged = checkpoint.get("averaged", {"weights": {}})
-    if not isinstance(averaged, dict) or not isinstance(averaged.get("weights"), dict):
-        raise UserError(f"{path} is damaged: its averaged weights are no table of tensors")
+    tables = {"state_dict": checkpoint["state_dict"]}
+    tables["averaged"] = averaged.get("weights") if isinstance(averaged, dict) else None
+    for name, table in tables.items():
+        if not isinstance(table, dict) or not all(map(_is_weight, table, table.values())):
+            raise UserError(f"{path} is damaged: its {name} is no table of names and tensors")
     return checkpoint
+
+
+def _is_weight(name: object, tensor: object) -> bool:
+    """Tell whether an entry is a name and a dense tensor in memory."""
+    return (
+        isinstance(name, str)
+        and isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and not tensor.is_complex()
+    )
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -117,7 +131,7 @@ def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
     checkpoint = checked_checkpoint(path, contents)
     with naming(path):
         vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
-        config = parse_model(checkpoint["config"].get("model"))
+        config = checked_model(checkpoint["config"].get("model"))
     model = with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
     model.vocabulary = vocabulary
     return model
@@ -138,10 +152,10 @@ def from_folder(folder: Path, description: Mapping[str, Any]) -> LanguageModel:
             f"{folder} has model format {description.get('format_version')}, and this version reads {_FORMAT_VERSION}"
         )
     vocab_size = description.get("vocab_size")
-    if type(vocab_size) is not int or vocab_size < 1:
+    if type(vocab_size) is not int or not 1 <= vocab_size < 1 << 31:
         raise UserError(f"{folder / 'config.json'} has vocab_size {vocab_size!r}, and must have a whole number above 0")
     with naming(folder / "config.json"):
-        config = parse_model(description.get("model"))
+        config = checked_model(description.get("model"))
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} is not a whole model: it lacks model.safetensors")
     weights = read_safetensors(folder / "model.safetensors")
@@ -171,6 +185,6 @@ def with_weights(source: Path, config: ModelConfig, *, vocab_size: int, weights:
         with torch.device("meta"):
             model = make_model(config, vocab_size=vocab_size)
         model.load_state_dict(dict(weights), assign=True)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
         raise UserError(f"the weights of {source} do not fit its configuration: {first_line(error)}") from error
     return model.eval()

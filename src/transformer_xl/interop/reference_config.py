@@ -8,7 +8,8 @@ from typing import Any
 
 from transformer_xl.errors import UserError
 from transformer_xl.model.clusters import make_clusters
-from transformer_xl.model_config import TransformerXLConfig, parse_model
+from transformer_xl.model_checks import checked_model
+from transformer_xl.model_config import TransformerXLConfig
 
 _SIZES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
 _FLAGS = ("pre_lnorm", "same_length", "untie_r")
@@ -57,7 +58,7 @@ def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLC
         raise UserError("; ".join(problems))
     d_embed, cutoffs = _embedding(values, vocab_size=vocab_size)
     mem_len, clamp_len = _lengths(values)
-    return parse_model(  # type: ignore[return-value]
+    return checked_model(  # type: ignore[return-value]
         {
             "kind": "transformer_xl",
             "attention": "plain",

@@ -76,7 +76,7 @@ def save_transformers(model: LanguageModel, folder: str | os.PathLike[str]) -> N
         "tie_word_embeddings": values.pop("tie_weight"),
         **values,
     }
-    target = Path(folder).expanduser()
+    target = Path(os.path.expanduser(folder))
     target.mkdir(parents=True, exist_ok=True)
     description["eos_token_id"] = write_vocabulary(model.vocabulary, target)
     tensors[_spell(DERIVED)] = frequencies(config.d_model)  # else it warns of a tensor that it makes itself

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 
 from transformer_xl.model.clusters import Clusters, make_clusters
-from transformer_xl.model.memory import Memory
+from transformer_xl.model.memory import Memory, MemoryType
 from transformer_xl.model_config import ModelConfig
 
 
@@ -163,3 +163,14 @@ def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
             f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "
             f"empty_memory(batch_size={tokens_BT.shape[0]})"
         )
+
+
+def of_kind(kind: type[MemoryType], memory: Memory) -> MemoryType:
+    """Give a memory back if it is of the kind that a model keeps.
+
+    Raises:
+        TypeError: it is another model's, or none.
+    """
+    if not isinstance(memory, kind):
+        raise TypeError(f"memory is a {type(memory).__name__}, and must be one of this model's: see empty_memory()")
+    return memory

@@ -16,7 +16,7 @@ from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.flops import recurrent_step_flops
 from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
 from transformer_xl.model.initial import draw_weights
-from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes
+from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
 from transformer_xl.model_config import RecurrentConfig
 
@@ -137,7 +137,7 @@ class RecurrentModel(LanguageModel):
         Raises:
             ValueError: also for `clamp_len` or `same_length`, which a state cannot follow.
         """
-        assert isinstance(memory, StateMemory)
+        memory = of_kind(StateMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
         if self.clamp_len is not None or self.same_length:
             raise ValueError(

@@ -16,7 +16,7 @@ from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.flops import LayerProducts, step_flops
 from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
 from transformer_xl.model.initial import draw_weights
-from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes
+from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.layers import Encoding, Layer
 from transformer_xl.model.memory import HiddenMemory, Memory, SlotMemory, check_mem_len, next_memory
 from transformer_xl.model.visibility import visible_keys
@@ -101,8 +101,7 @@ class MemoryTransformer(LanguageModel):
 
     def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
         """Read one segment; see `LanguageModel.forward`."""
-        assert isinstance(memory, HiddenMemory)
-        return self.read(tokens_BT, memory, resets_BT, layers=self.layers)
+        return self.read(tokens_BT, of_kind(HiddenMemory, memory), resets_BT, layers=self.layers)
 
     def read(
         self, tokens_BT: Tensor, memory: SlotMemory, resets_BT: Tensor | None, *, layers: Iterable[Layer]

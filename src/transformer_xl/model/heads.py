@@ -107,8 +107,9 @@ class TokenSoftmax(nn.Module):
         if not self.clusters.tails:
             return _nll(self._projected(hidden_RD, 0), *self._head(), target_R).view(targets_BT.shape)
         edges, shortlist = self.clusters.edges, self.clusters.sizes[0]
-        inner_edges = torch.tensor(edges[1:-1], device=target_R.device)
-        cluster_R = torch.bucketize(target_R, inner_edges, right=True)
+        cluster_R = torch.zeros_like(target_R)
+        for edge in edges[1:-1]:
+            cluster_R += target_R >= edge
         head_target_R = torch.where(cluster_R > 0, shortlist - 1 + cluster_R, target_R)
         head_nll_R = _nll(self._projected(hidden_RD, 0), *self._head(), head_target_R)
         sorted_R, row_R = cluster_R.sort(stable=True)

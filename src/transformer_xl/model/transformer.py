@@ -42,9 +42,9 @@ class MemoryTransformer(LanguageModel):
         super().__init__()
         self.set_context(config, vocab_size=vocab_size)
         self.embedding = TokenEmbedding(self.clusters)
+        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
         self.make_positions()
-        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
         draw_weights(self)
 

@@ -36,7 +36,6 @@ Run = Callable[..., Outcome]
         (["data.half_segments=1.5"], ["data.half_segments is 1.5"]),
         (["data.loss=half", "data.segment_len=1"], ["data.loss", "data.segment_len 1"]),
         (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
-        (["callbacks.weight_average.start_step=7"], ["weight_average.start_step is 7", "trainer.max_steps 6"]),
         (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),
         (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),
         (["data.newline=drop", "data.tokenizer=word"], ["data.newline", "'word'"]),
@@ -97,3 +96,10 @@ def test_words_outside_the_vocabulary_are_told_on_every_run(
         assert tiny_run(*words, name=name).status == 0
         printed = capsys.readouterr().out
         assert re.search(r"unknown  words outside the vocabulary: valid \d+\.\d %, test 75\.0 %", printed)
+
+
+def test_an_average_that_begins_after_the_last_step_is_said_in_one_line(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiny_run("callbacks.weight_average.start_step=7").status == 0
+    assert "callbacks.weight_average.start_step is 7, after the last step, 6: nothing" in capsys.readouterr().out

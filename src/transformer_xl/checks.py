@@ -246,11 +246,6 @@ def _check_callbacks(config: Config) -> list[str]:
         problems.append(
             f"callbacks.weight_average.decay is {average.decay} with start_step null, and needs a start_step"
         )
-    if average.start_step is not None and 0 < config.trainer.max_steps < average.start_step:
-        problems.append(
-            f"callbacks.weight_average.start_step is {average.start_step}, and must be at most trainer.max_steps "
-            f"{config.trainer.max_steps}"
-        )
     if config.init_vocabulary == "extend" and config.init_from is None:
         problems.append("init_vocabulary is 'extend' without init_from, and has nothing to extend")
     if config.trainer.max_steps == 0 and config.init_from is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
-from transformer_xl import build
+from transformer_xl import build, build_trainer
 from transformer_xl.data.stream import Batch
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.run_config import resumed_config
@@ -121,7 +121,7 @@ def test_validation_test_and_samples_read_the_average(tiny_run: Run, monkeypatch
         sampled.append(copy_of(model))
         return ""
 
-    monkeypatch.setattr(build, "make_sampler", lambda config, data: sample)
+    monkeypatch.setattr(build_trainer, "make_sampler", lambda config, data: sample)
     outcome = tiny_run(FROM_3, "trainer.val_check_interval=6", "callbacks.sample.n_tokens=1")
     average = outcome.checkpoint()["averaged"]["weights"]
     assert outcome.values("val/loss")[6] == pytest.approx(loss_of_loaded(outcome, "valid", batches=4), rel=1e-6)

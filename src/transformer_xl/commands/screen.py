@@ -37,6 +37,12 @@ def opening_lines(
         f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}, "
         f"{per_device} lanes a device",
     ]
+    start = config.callbacks.weight_average.start_step
+    if start is not None and start > plan.max_steps:
+        lines.append(
+            f"note     callbacks.weight_average.start_step is {start}, after the last step, {plan.max_steps}: nothing "
+            "is averaged"
+        )
     others = other_devices(config.trainer.accelerator, config.trainer.devices)
     if others is not None:
         lines.append(f"note     {others}")

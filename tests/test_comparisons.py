@@ -75,7 +75,8 @@ def test_a_comparison_trains_its_rows_and_prints_one_table(tmp_path: Path) -> No
         tmp_path,
     )
     assert outcome.status == 0, outcome.stderr
-    header, *rows = [line.split() for line in outcome.stdout.partition("\nrow ")[2].splitlines()]
+    printed = outcome.stdout.partition("\nrow ")[2].partition("\nstart of test: ")[0]
+    header, *rows = [line.split() for line in printed.splitlines()]
     assert header[0] == "data"
     table = {row[0]: row[1:] for row in rows}
     assert table.keys() == {"full", "lstm", "vanilla_sliding"}

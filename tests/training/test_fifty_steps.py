@@ -202,4 +202,4 @@ def test_fifty_training_steps_equal_those_of_a_program_in_plain_loops(
     )
     actual = outcome.values("train/loss")
     assert [actual[step] for step in range(1, STEPS + 1)] == pytest.approx(expected, abs=1e-4)
-    assert expected[-1] < 0.7 * expected[0]
+    assert expected[-1] < 0.85 * expected[0]

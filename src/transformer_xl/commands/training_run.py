@@ -93,6 +93,7 @@ class TrainingRun:
             )
         run_id = checkpoint["run_id"] if checkpoint is not None else secrets.token_hex(4)
         model = build.make_network(self.config, data, source=self.source, announce=self.say)
+        begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(self.config, data, plan)
         module = build.make_module(self.config, data, model, plan, run_id=run_id)
         callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
@@ -105,7 +106,7 @@ class TrainingRun:
                 self.say(line)
             if checkpoint is not None:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
-            if self.source is not None and plan.validate_every is not None:
+            if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 self.say(f"start    {report.worded(module.scores[names.VALIDATION], data)} on the validation split")
             resumed = self._last if checkpoint is not None else None

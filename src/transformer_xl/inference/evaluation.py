@@ -29,7 +29,7 @@ def evaluate(
     zero_start: bool = False,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> Score:
-    """Score a split, every prediction once; windows (`lengths.stride`) never see any.
+    """Score a split, every prediction once; windows (`lengths.stride`) never see memory.
 
     Args:
         model: in evaluation mode.

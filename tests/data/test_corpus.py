@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
-from transformer_xl.data import building, cache, corpus, pieces
+from transformer_xl.data import corpus
+from transformer_xl.data.building import build as building
+from transformer_xl.data.building import cache, pieces
 from transformer_xl.data.corpus import Corpus, open_corpus
-from transformer_xl.data.files import Piece
 from transformer_xl.data.lanes import CorpusLanes
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
@@ -203,7 +205,8 @@ def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tm
 BUILD = """
 import dataclasses, json, os, pathlib, sys, time
 from transformer_xl.config import TextConfig
-from transformer_xl.data import building, cache, corpus
+from transformer_xl.data import corpus
+from transformer_xl.data.building import build as building, cache
 config = TextConfig(**json.loads(sys.argv[1]))
 """
 

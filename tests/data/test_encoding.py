@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data import pieces
-from transformer_xl.data.counting import build_vocabulary
-from transformer_xl.data.encoding import token_dtype, write_tokens
-from transformer_xl.data.files import Piece
-from transformer_xl.data.pieces import read_text, read_words
-from transformer_xl.data.reading import Reading
+from transformer_xl.data.building import pieces
+from transformer_xl.data.building.counting import build_vocabulary
+from transformer_xl.data.building.encoding import token_dtype, write_tokens
+from transformer_xl.data.building.pieces import read_text, read_words
+from transformer_xl.data.building.reading import Reading
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.data.tokenizer import EOS, CharVocabulary, Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 

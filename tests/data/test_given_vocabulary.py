@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.config import PublishedConfig, TextConfig
-from transformer_xl.data import building
+from transformer_xl.data.building import build as building
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
@@ -90,7 +90,7 @@ def test_bytes_need_no_second_corpus(config: TextConfig) -> None:
 def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
     vocabulary: Vocabulary, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.pieces.CHUNK_BYTES", 3)
+    monkeypatch.setattr("transformer_xl.data.building.pieces.CHUNK_BYTES", 3)
     with pytest.raises(UserError, match=rf"{place}' holds {symbol} counted from 0.*init_vocabulary=extend") as refused:
         opened(config, vocabulary)
     assert ("data.newline=drop" in str(refused.value)) == (place == "train.txt")
@@ -102,7 +102,7 @@ def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
 def test_dropped_line_ends_are_not_missing(
     chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.pieces.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("transformer_xl.data.building.pieces.CHUNK_BYTES", chunk_bytes)
     config = dataclasses.replace(config, newline="drop")
     found, _ = opened(config, CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]))
     assert found.vocabulary.decode(found.splits["train"]) == TRAIN.replace("\n", "")

@@ -11,7 +11,7 @@ import pytest
 from transformer_xl.checks import _check_data
 from transformer_xl.config import PublishedConfig
 from transformer_xl.data.corpus import Corpus, open_corpus
-from transformer_xl.data.sources import find_sources
+from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.tokenizer import RankedByteVocabulary, SentenceVocabulary, WikitextVocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 

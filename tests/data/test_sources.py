@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.config import StdlibConfig, TextConfig
-from transformer_xl.data import cutting
-from transformer_xl.data.cutting import cut_into_splits
-from transformer_xl.data.files import Sources
-from transformer_xl.data.sources import find_sources
+from transformer_xl.data.building import cutting
+from transformer_xl.data.building.cutting import cut_into_splits
+from transformer_xl.data.sources.files import Sources
+from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]

@@ -12,14 +12,15 @@ import sacremoses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data import moses, pieces
-from transformer_xl.data.counting import build_vocabulary
-from transformer_xl.data.encoding import write_tokens
-from transformer_xl.data.files import Piece
-from transformer_xl.data.moses import MosesRules, last_cut, moses_rules
-from transformer_xl.data.pieces import read_raw_words
-from transformer_xl.data.reading import Reading
+from transformer_xl.data.building import pieces
+from transformer_xl.data.building.counting import build_vocabulary
+from transformer_xl.data.building.encoding import write_tokens
+from transformer_xl.data.building.pieces import read_raw_words
+from transformer_xl.data.building.reading import Reading
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.data.tokenizer import WikitextVocabulary
+from transformer_xl.data.vocabularies import moses
+from transformer_xl.data.vocabularies.moses import MosesRules, last_cut, moses_rules
 
 REFERENCE = json.loads((Path(__file__).parent / "wikitext_reference.json").read_text(encoding="ascii"))
 CASES = REFERENCE["cases"]

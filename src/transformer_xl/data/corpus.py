@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig
-from transformer_xl.data.building import GivenVocabulary, build_corpus
-from transformer_xl.data.cache import FORMAT, open_cache
-from transformer_xl.data.files import Sources
+from transformer_xl.data.building.build import GivenVocabulary, build_corpus
+from transformer_xl.data.building.cache import FORMAT, open_cache
+from transformer_xl.data.building.reading import Reading, reading_for
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, evaluation_lanes, training_lanes
-from transformer_xl.data.reading import Reading, reading_for
-from transformer_xl.data.sources import find_sources
+from transformer_xl.data.sources.files import Sources
+from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.tokenizer import ByteVocabulary, Vocabulary
 
 _ATTEMPTS = 5

@@ -7,11 +7,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformer_xl.data.characters import ByteVocabulary, CharVocabulary, RankedByteVocabulary
-from transformer_xl.data.symbols import SymbolVocabulary
-from transformer_xl.data.vocabulary import FORMAT, Vocabulary
-from transformer_xl.data.wikitext import WikitextVocabulary
-from transformer_xl.data.words import EOS, UNK, ListedWords, Looked, SentenceVocabulary, WordVocabulary, split_words
+from transformer_xl.data.vocabularies.base import FORMAT, Vocabulary
+from transformer_xl.data.vocabularies.characters import ByteVocabulary, CharVocabulary, RankedByteVocabulary
+from transformer_xl.data.vocabularies.symbols import SymbolVocabulary
+from transformer_xl.data.vocabularies.wikitext import WikitextVocabulary
+from transformer_xl.data.vocabularies.words import (
+    EOS,
+    UNK,
+    ListedWords,
+    Looked,
+    SentenceVocabulary,
+    WordVocabulary,
+    split_words,
+)
 from transformer_xl.errors import UserError
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.files import Piece
-from transformer_xl.data.pieces import read_bytes, read_text
-from transformer_xl.data.reading import LINE_ENDS, Reading
+from transformer_xl.data.building.pieces import read_bytes, read_text
+from transformer_xl.data.building.reading import LINE_ENDS, Reading
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.data.tokenizer import (
     CharVocabulary,
     ListedWords,

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from transformer_xl.data.words import EOS, UNK
+from transformer_xl.data.vocabularies.words import EOS, UNK
 from transformer_xl.errors import UserError
 
 SPECIAL = (EOS, UNK, "<formula>")

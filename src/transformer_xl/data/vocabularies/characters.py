@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.data.vocabulary import FORMAT, Vocabulary, flat_ids, require_symbols
+from transformer_xl.data.vocabularies.base import FORMAT, Vocabulary, flat_ids, require_symbols
 from transformer_xl.errors import UserError
 
 _UNDEFINED = -1

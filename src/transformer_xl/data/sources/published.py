@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_xl.config import PublishedConfig
-from transformer_xl.data.cutting import cut_by_bytes
-from transformer_xl.data.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
+from transformer_xl.data.building.cutting import cut_by_bytes
+from transformer_xl.data.sources.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
 from transformer_xl.errors import UserError
 
 _NAMES = {

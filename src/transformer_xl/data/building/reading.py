@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from transformer_xl.config import CorpusConfig, PublishedConfig
-from transformer_xl.data.files import Piece
-from transformer_xl.data.pieces import read_bytes, read_raw_words, read_text, read_words
+from transformer_xl.data.building.pieces import read_bytes, read_raw_words, read_text, read_words
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
     CharVocabulary,

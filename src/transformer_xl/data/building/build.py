@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.data.cache import (
+from transformer_xl.data.building.cache import (
     FORMAT,
     SIDECAR,
     VOCABULARY,
@@ -20,11 +20,11 @@ from transformer_xl.data.cache import (
     token_file,
     write_json,
 )
-from transformer_xl.data.counting import build_vocabulary, extend_vocabulary, read_vocabulary_file
-from transformer_xl.data.encoding import Written, token_dtype, write_tokens
-from transformer_xl.data.files import SPLITS, Piece, Sources
-from transformer_xl.data.pieces import piece_sha256
-from transformer_xl.data.reading import Reading, unspaced_note
+from transformer_xl.data.building.counting import build_vocabulary, extend_vocabulary, read_vocabulary_file
+from transformer_xl.data.building.encoding import Written, token_dtype, write_tokens
+from transformer_xl.data.building.pieces import piece_sha256
+from transformer_xl.data.building.reading import Reading, unspaced_note
+from transformer_xl.data.sources.files import SPLITS, Piece, Sources
 from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, Vocabulary
 from transformer_xl.errors import UserError
 

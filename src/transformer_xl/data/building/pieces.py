@@ -8,9 +8,9 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformer_xl.data.files import Piece
-from transformer_xl.data.moses import last_cut, moses_rules
-from transformer_xl.data.words import EOS, split_words
+from transformer_xl.data.sources.files import Piece
+from transformer_xl.data.vocabularies.moses import last_cut, moses_rules
+from transformer_xl.data.vocabularies.words import EOS, split_words
 from transformer_xl.errors import UserError
 
 CHUNK_BYTES = 2 << 20

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from transformer_xl.data.files import Piece
-from transformer_xl.data.reading import Reading
+from transformer_xl.data.building.reading import Reading
+from transformer_xl.data.sources.files import Piece
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
     CharVocabulary,

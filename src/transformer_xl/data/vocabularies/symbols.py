@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.data.vocabulary import FORMAT, Vocabulary, flat_ids
+from transformer_xl.data.vocabularies.base import FORMAT, Vocabulary, flat_ids
 from transformer_xl.errors import UserError
 
 

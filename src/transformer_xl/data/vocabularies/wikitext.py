@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.data.moses import moses_rules
-from transformer_xl.data.words import ListedWords, plain_lines, require_eos_and_unk
+from transformer_xl.data.vocabularies.moses import moses_rules
+from transformer_xl.data.vocabularies.words import ListedWords, plain_lines, require_eos_and_unk
 
 
 class WikitextVocabulary(ListedWords):

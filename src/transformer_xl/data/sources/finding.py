@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformer_xl.config import CorpusConfig, PublishedConfig, StdlibConfig, TextConfig
-from transformer_xl.data.cutting import cut_into_splits
-from transformer_xl.data.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
-from transformer_xl.data.published import published_sources
+from transformer_xl.data.building.cutting import cut_into_splits
+from transformer_xl.data.sources.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
+from transformer_xl.data.sources.published import published_sources
 from transformer_xl.errors import UserError
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.encoding import token_dtype
-from transformer_xl.data.files import SPLITS, Sources
+from transformer_xl.data.building.encoding import token_dtype
 from transformer_xl.data.lanes import Fingerprint
+from transformer_xl.data.sources.files import SPLITS, Sources
 from transformer_xl.data.tokenizer import Vocabulary, load_vocabulary
 from transformer_xl.errors import UserError
 

@@ -1,0 +1,1 @@
+"""From text in files to files of token ids."""

@@ -1,0 +1,1 @@
+"""Where a corpus's text comes from: which files, how they are written, and how they get here."""

@@ -1,0 +1,1 @@
+"""Vocabularies: the symbols of a text, numbered."""

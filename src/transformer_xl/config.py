@@ -55,16 +55,38 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig(DataConfig):
-    """A corpus of text on disk, turned once into token files below `cache_dir`."""
+class StoredConfig(DataConfig):
+    """A corpus on disk, turned once into token files below `cache_dir`, and what of it is one document."""
 
     cache_dir: str
-    tokenizer: Literal["byte", "char", "word", "wikitext"]
-    newline: Literal["keep", "drop"]
+    rebuild: bool
+    documents: Literal["none", "file", "blank_line", "marker", "record"]
+    end_of_document: bool
+    reset_memory: Literal["document", "never"]
+    order: Literal["as_is", "shuffled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StdlibConfig(CorpusConfig):
+class CorpusConfig(StoredConfig):
+    """A corpus of text."""
+
+    tokenizer: str
+    newline: Literal["keep", "drop"]
+    document_marker: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedConfig(CorpusConfig):
+    """A text whose vocabulary may be cut: of words and characters by count, of sub-words by size."""
+
+    min_count: int
+    max_size: int | None
+    lower_case: bool
+    bpe_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StdlibConfig(CountedConfig):
     """The source of Python's standard library, split by a hash of each file's path."""
 
     kind: Literal["stdlib"]
@@ -73,21 +95,43 @@ class StdlibConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(CorpusConfig):
-    """A text file or a folder of them; a folder may hold `train`, `valid` and `test` files."""
+class TextConfig(CountedConfig):
+    """A text file, a folder of them, or a glob."""
 
     kind: Literal["text"]
     path: str | None
+    format: Literal["auto", "text", "jsonl", "csv", "parquet"]
+    field: str
+    encoding: str
+    errors: Literal["strict", "replace", "skip_line"]
+    split: Literal["auto", "files", "fraction", "hash"]
     valid_fraction: float
     test_fraction: float
+    max_eval_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedConfig(CorpusConfig):
-    """One of the paper's corpora from its published files in the folder `dir`."""
+    """One of the paper's corpora, downloaded once, or from its published files in the folder `dir`."""
 
     kind: Literal["wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"]
     dir: str | None
+    download: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensConfig(StoredConfig):
+    """Token ids that another program wrote: `.npy`, raw numbers, JSON lines, or text with blanks between them."""
+
+    kind: Literal["tokens"]
+    path: str | None
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None
+    vocab_size: int | None
+    vocabulary: str | None
+    split: Literal["auto", "files", "fraction", "hash"]
+    valid_fraction: float
+    test_fraction: float
+    max_eval_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +362,7 @@ class Config:
     init_vocabulary: Literal["keep", "extend"]
     model: AnyModelConfig
     recipe: RecipeConfig
-    data: StdlibConfig | TextConfig | PublishedConfig | RecallConfig
+    data: StdlibConfig | TextConfig | PublishedConfig | TokensConfig | RecallConfig
     optimizer: AdamConfig | LambConfig | SgdConfig
     scheduler: ConstantConfig | CosineConfig | InverseSquareRootConfig | PlateauConfig
     eval: EvalConfig

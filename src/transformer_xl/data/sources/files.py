@@ -1,17 +1,20 @@
-"""Files of a corpus, and the pieces of them that are its splits."""
+"""Files of a corpus: as they were found, and what of them is text of which split."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 from transformer_xl.errors import UserError
 
 SPLITS = ("train", "valid", "test")
+
+Format = Literal["text", "jsonl", "csv", "parquet"]
+Compression = Literal["gzip", "zstd", "xz"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +27,64 @@ class SourceFile:
     mtime_ns: int
 
 
-class Piece(NamedTuple):
-    """The bytes [start, stop) of a file."""
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Text in a file, and how it is written there.
 
-    path: Path
-    start: int
-    stop: int
+    Attributes:
+        file: that holds it.
+        format: plain text, or records of which `field` is the text.
+        field: a key of JSON objects, or a column.
+        compression: of the file as a whole.
+        member: of the zip or tar archive that the file is; None: it is none.
+        unpacked_limit: bytes that unpacking may give before the archive is refused as damaged or hostile.
+    """
+
+    file: SourceFile
+    format: Format = "text"
+    field: str | None = None
+    compression: Compression | None = None
+    member: str | None = None
+    unpacked_limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How one text becomes three splits.
+
+    Attributes:
+        by: `bytes`: at exactly these shares of its bytes; `fraction`: there, moved to the next border of a document or
+            a line; `hash`: each document by a hash of its own text.
+        valid: share of validation.
+        test: share of test, behind it.
+    """
+
+    by: Literal["bytes", "fraction", "hash"]
+    valid: float
+    test: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """All files of a corpus in order, and the pieces of them that make up each split.
+    """All files of a corpus in order, and which of them are text of which split.
 
-    `setting` names what the user set, and its value, for messages; `notes` say what is unusual about the files;
-    `vocabulary` is the one of them that lists the vocabulary, where there is such a file.
+    Attributes:
+        setting: what the user set, and its value, for messages.
+        location: the file or folder that was named.
+        files: all of them, in order.
+        splits: the texts of `train`, `valid` and `test`, where the files say which they are.
+        whole: all texts in order, where `cut` says it.
+        cut: how `whole` is cut; None where `splits` is given.
+        notes: what is unusual about the files.
+        vocabulary: the one of them that lists the vocabulary, where there is such a file.
     """
 
     setting: str
     location: Path
     files: tuple[SourceFile, ...]
-    splits: Mapping[str, tuple[Piece, ...]]
+    splits: Mapping[str, tuple[Origin, ...]]
+    whole: tuple[Origin, ...] = ()
+    cut: Cut | None = None
     notes: tuple[str, ...] = ()
     vocabulary: SourceFile | None = None
 
@@ -73,11 +114,3 @@ def describe(path: Path, *, name: str) -> SourceFile:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(None, "not a regular file", str(path))
     return SourceFile(path=path, name=name, size=status.st_size, mtime_ns=status.st_mtime_ns)
-
-
-def whole_files(
-    *, setting: str, location: Path, splits: Mapping[str, Sequence[SourceFile]], files: Sequence[SourceFile]
-) -> Sources:
-    """Make sources whose splits are whole files."""
-    pieces = {split: tuple(Piece(file.path, 0, file.size) for file in splits[split]) for split in SPLITS}
-    return Sources(setting=setting, location=location, files=tuple(files), splits=pieces)

@@ -72,7 +72,7 @@ def open_data(
     """
     if isinstance(config.data, RecallConfig):
         return Recall(config=config.data, seed=config.seed)
-    return open_corpus(config.data, announce=announce, vocabulary=vocabulary, extend=extend)
+    return open_corpus(config.data, announce=announce, seed=config.seed, vocabulary=vocabulary, extend=extend)
 
 
 def make_network(

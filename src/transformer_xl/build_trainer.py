@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from transformer_xl.config import Config
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.errors import UserError
 from transformer_xl.inference.sampling import sample_tokens
 from transformer_xl.model.interface import LanguageModel
@@ -71,7 +72,7 @@ def make_callbacks(
     config: Config, data: Dataset, model: LanguageModel, plan: Plan, datamodule: LaneDataModule, *, folder: Path
 ) -> Callbacks:
     """Make what runs beside training."""
-    unit = data.vocabulary.unit
+    units = units_of(data)
     step_flops = model.step_flops(
         batch_size=config.data.batch_size,
         segment_len=config.data.segment_len,
@@ -84,11 +85,13 @@ def make_callbacks(
         flops_a_token=step_flops / (config.data.batch_size * config.data.segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
-        unit=unit,
+        units=units,
     )
     others: list[Callback] = []
     if config.trainer.enable_progress_bar:
-        others.append(ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, unit=unit))
+        others.append(
+            ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, units=units, beside=beside_scores(data))
+        )
     if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
         others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))
     average = config.callbacks.weight_average

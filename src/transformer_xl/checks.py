@@ -5,18 +5,16 @@ from __future__ import annotations
 from transformer_xl.config import (
     AdamConfig,
     Config,
-    CorpusConfig,
     CosineConfig,
     DataConfig,
     LambConfig,
     PlateauConfig,
-    PublishedConfig,
     RecallConfig,
-    StdlibConfig,
-    TextConfig,
+    StoredConfig,
     TrainerConfig,
     WandbConfig,
 )
+from transformer_xl.corpus_checks import check_corpus
 from transformer_xl.errors import UserError
 from transformer_xl.model_checks import at_least, check_model, within
 from transformer_xl.model_config import (
@@ -26,15 +24,6 @@ from transformer_xl.model_config import (
     TransformerXLConfig,
 )
 
-_TOKENIZERS = {
-    "wikitext103": ("word", "char", "byte"),
-    "wikitext2": ("word", "char", "byte"),
-    "ptb": ("word", "char", "byte"),
-    "enwik8": ("char", "byte"),
-    "text8": ("char", "byte"),
-    "lm1b": ("word",),
-}
-"""What the published corpora can be split into: their words stand in the files, or there are none."""
 _KNOWS_DISTANCES = (TransformerXLConfig, ShawConfig)
 """Networks that can count a distance as another, as `clamp_len` asks."""
 
@@ -121,24 +110,8 @@ def _check_data(data: DataConfig) -> list[str]:
         problems.append(f"data.half_segments is {data.half_segments}, and must be a share, at least 0 and at most 1")
     if data.loss == "half" and data.segment_len < 2:
         problems.append(f"data.loss is 'half' with data.segment_len {data.segment_len}, and needs at least 2")
-    if isinstance(data, TextConfig) and data.path is None:
-        problems.append("data.path is null, and must name a text file or a folder of text files")
-    if isinstance(data, PublishedConfig) and data.tokenizer not in _TOKENIZERS[data.kind]:
-        problems.append(
-            f"data.tokenizer is {data.tokenizer!r}, and must be {' or '.join(_TOKENIZERS[data.kind])} for {data.kind}"
-        )
-    if isinstance(data, CorpusConfig) and data.newline == "drop" and data.tokenizer not in ("byte", "char"):
-        problems.append(
-            f"data.newline is 'drop' with data.tokenizer {data.tokenizer!r}, and must be 'keep' for words: they end at "
-            "line ends"
-        )
-    if isinstance(data, StdlibConfig | TextConfig):
-        problems += within(0, 1, data__valid_fraction=data.valid_fraction, data__test_fraction=data.test_fraction)
-        if data.valid_fraction + data.test_fraction >= 1:
-            problems.append(
-                f"data.valid_fraction {data.valid_fraction} and data.test_fraction {data.test_fraction} leave no "
-                "training text, and must add up to less than 1"
-            )
+    if isinstance(data, StoredConfig):
+        problems += check_corpus(data)
     if isinstance(data, RecallConfig):
         problems += at_least(2, data__n_symbols=data.n_symbols)
         problems += at_least(1, data__block_len=data.block_len)

@@ -11,6 +11,9 @@ from typing import Literal
 
 from transformer_xl.model_config import AnyModelConfig
 
+TOKENIZERS = ("byte", "char", "word", "wikitext", "bpe")
+"""Those that a corpus makes by itself; any other name is a tokenizer that another program trained."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongEvalConfig:

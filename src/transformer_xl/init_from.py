@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config, CorpusConfig, PublishedConfig
+from transformer_xl.config import TOKENIZERS, Config, CorpusConfig, PublishedConfig
 from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.model.clusters import kept_cutoffs
 from transformer_xl.model.interface import LanguageModel
 
-_TOKENIZERS = get_args(get_type_hints(CorpusConfig)["tokenizer"])
 _ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
 
 
@@ -71,9 +70,9 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
             f"data.tokenizer is {config.data.tokenizer!r}, and init_from={config.init_from} was trained with a "
             f"vocabulary of kind {kind!r}: leave it out"
         )
-    if kind not in _TOKENIZERS:
+    if kind not in TOKENIZERS:
         return config
-    return replace(config, data=replace(config.data, tokenizer=cast(Any, kind)))
+    return replace(config, data=replace(config.data, tokenizer=kind))
 
 
 def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import yaml
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.parsing import nearest, parse
 
-RESUMABLE = ("trainer.", "callbacks.", "logger.", "data.path", "data.dir", "data.cache_dir")
+RESUMABLE = (
+    *("trainer.", "callbacks.", "logger."),
+    *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
+)
 """Settings that a resume may change, or how their names begin; everything else decides what the next loss is."""
 
 DECIDES_THE_LOSS = (
@@ -96,8 +99,14 @@ def write_config(config: Config, folder: Path) -> None:
 def expanded(config: Config) -> Config:
     """Replace a leading `~` in paths by the home folder."""
     data = config.data
-    for name in ("path", "dir", "cache_dir"):
+    for name in ("path", "dir", "cache_dir", "vocabulary"):
         value = getattr(data, name, None)
         if value is not None:
             data = replace(data, **{name: os.path.expanduser(value)})
     return replace(config, data=data)
+
+
+def without_rebuild(config: Config) -> Config:
+    """Give the configuration of what goes on with token files that are ready."""
+    data = config.data
+    return replace(config, data=replace(data, rebuild=False)) if isinstance(data, StoredConfig) else config

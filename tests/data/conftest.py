@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
+from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig, TokensConfig
 
 TextConfigs = Callable[..., TextConfig]
 PublishedConfigs = Callable[..., PublishedConfig]
@@ -15,8 +15,13 @@ COMMON: dict[str, Any] = {
     "half_segments": 0.0,
     "loss": "full",
     "lane_chunks": 1,
-    "newline": "keep",
+    "rebuild": False,
+    "end_of_document": True,
+    "order": "as_is",
 }
+TEXT: dict[str, Any] = {**COMMON, "newline": "keep", "document_marker": None}
+ONE_TEXT: dict[str, Any] = {**TEXT, "documents": "none", "reset_memory": "never"}
+COUNTED: dict[str, Any] = {"min_count": 1, "max_size": None, "lower_case": False, "bpe_size": 300}
 
 
 @pytest.fixture
@@ -24,12 +29,19 @@ def text_config(tmp_path: Path) -> TextConfigs:
     def make(path: Path | str, **changes: object) -> TextConfig:
         settings: dict[str, object] = {
             "kind": "text",
-            **COMMON,
+            **ONE_TEXT,
+            **COUNTED,
             "cache_dir": str(tmp_path / "cache"),
             "tokenizer": "byte",
             "path": str(path),
+            "format": "auto",
+            "field": "text",
+            "encoding": "utf-8",
+            "errors": "strict",
+            "split": "auto",
             "valid_fraction": 0.1,
             "test_fraction": 0.1,
+            "max_eval_tokens": None,
         }
         return TextConfig(**(settings | changes))  # type: ignore[arg-type]
 
@@ -40,7 +52,8 @@ def text_config(tmp_path: Path) -> TextConfigs:
 def stdlib_config(tmp_path: Path) -> StdlibConfig:
     return StdlibConfig(
         kind="stdlib",
-        **COMMON,
+        **ONE_TEXT,
+        **COUNTED,
         cache_dir=str(tmp_path / "cache"),
         tokenizer="byte",
         valid_fraction=0.25,
@@ -55,12 +68,36 @@ def published_config(tmp_path: Path) -> PublishedConfigs:
     def make(kind: str, **changes: object) -> PublishedConfig:
         settings: dict[str, object] = {
             "kind": kind,
-            **COMMON,
+            **ONE_TEXT,
             "cache_dir": str(tmp_path / "cache"),
             "tokenizer": "char" if kind in ("enwik8", "text8") else "word",
             "newline": "drop" if kind in ("enwik8", "text8") else "keep",
             "dir": str(tmp_path / kind),
+            "download": False,
         }
         return PublishedConfig(**(settings | changes))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def tokens_config(tmp_path: Path) -> Callable[..., TokensConfig]:
+    def make(path: Path | str, **changes: object) -> TokensConfig:
+        settings: dict[str, object] = {
+            "kind": "tokens",
+            **COMMON,
+            "documents": "record",
+            "reset_memory": "document",
+            "cache_dir": str(tmp_path / "cache"),
+            "path": str(path),
+            "dtype": None,
+            "vocab_size": 10,
+            "vocabulary": None,
+            "split": "auto",
+            "valid_fraction": 0.1,
+            "test_fraction": 0.1,
+            "max_eval_tokens": None,
+        }
+        return TokensConfig(**(settings | changes))  # type: ignore[arg-type]
 
     return make

@@ -9,7 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,10 +17,11 @@ import pytest
 from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.data import corpus
 from transformer_xl.data.building import build as building
-from transformer_xl.data.building import cache, pieces
+from transformer_xl.data.building import cache
+from transformer_xl.data.building import text as building_text
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data.sources.files import Piece
+from transformer_xl.data.locking import only_one
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
@@ -38,7 +39,12 @@ def config(tmp_path: Path, text_config: TextConfigs) -> TextConfig:
 
 def opened(config: TextConfig | StdlibConfig | PublishedConfig) -> tuple[Corpus, list[str]]:
     lines: list[str] = []
-    return open_corpus(config, announce=lines.append), lines
+    return open_corpus(config, announce=lines.append, seed=0), lines
+
+
+def left(config: TextConfig) -> list[str]:
+    """What builders left, but for locks."""
+    return [path.name for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")]
 
 
 def states(folder: Path) -> dict[str, tuple[int, int]]:
@@ -64,19 +70,22 @@ def test_a_ready_cache_is_opened_and_not_touched(config: TextConfig) -> None:
     assert lines == []
     assert states(second.folder) == before
     assert second.fingerprint == first.fingerprint
-    assert sorted(before) == ["corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json"]
-    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
+    names = ["corpus.json", "sources.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json"]
+    assert sorted(before) == names
+    assert left(config) == [first.folder.name]
 
 
 def test_the_sidecar_says_what_the_files_are(config: TextConfig, tmp_path: Path) -> None:
     found, _ = opened(config)
     sidecar = json.loads((found.folder / "corpus.json").read_text())
     status, checksum = (tmp_path / "a.txt").stat(), hashlib.sha256(TEXT.encode()).hexdigest()
-    assert sidecar["sources"] == [
+    assert json.loads((found.folder / "sources.json").read_text()) == [
         {"path": "a.txt", "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": checksum}
     ]
     assert sidecar["settings"]["tokenizer"] == "byte"
-    assert (sidecar["format"], sidecar["dtype"], sidecar["counts"]) == (1, "uint8", found.counts())
+    assert (sidecar["format"], sidecar["dtype"]) == (2, "uint8")
+    for split, tokens in found.counts().items():
+        assert sidecar["splits"][split] == {"tokens": tokens, "unknown": 0, "text_bytes": tokens, "documents": 1}
     assert sidecar["vocabulary"] == {"kind": "byte", "size": 256, "hash": found.vocabulary.hash()}
     listed = hashlib.sha256(f"{checksum}  a.txt\n".encode()).hexdigest()
     assert found.fingerprint == (1, len(TEXT.encode()), listed)
@@ -92,7 +101,7 @@ def test_a_changed_byte_is_seen(config: TextConfig, tmp_path: Path) -> None:
     assert after.fingerprint.sha256 != before.fingerprint.sha256
     assert bytes(after.splits["train"][:6].tolist()) == b"LINE 0"
     assert bytes(before.splits["train"][:6].tolist()) == b"line 0", "what is mapped stays readable"
-    assert [path.name for path in after.folder.parent.iterdir()] == [after.folder.name]
+    assert left(config) == [after.folder.name]
 
 
 def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Path) -> None:
@@ -127,28 +136,36 @@ def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
 
 def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(config)
-    monkeypatch.setattr(building, "FORMAT", 2)
-    monkeypatch.setattr(corpus, "FORMAT", 2)
-    monkeypatch.setattr(cache, "FORMAT", 2)
+    monkeypatch.setattr(building, "FORMAT", 3)
+    monkeypatch.setattr(corpus, "FORMAT", 3)
+    monkeypatch.setattr(cache, "FORMAT", 3)
     assert len(opened(config)[1]) == 2
 
 
-HOSTILE: list[Callable[[dict[str, object]], object]] = [
+def with_split(sidecar: dict[str, Any], **values: object) -> object:
+    return sidecar | {"splits": sidecar["splits"] | {"train": sidecar["splits"]["train"] | values}}
+
+
+HOSTILE: list[Callable[[dict[str, Any]], object]] = [
     lambda sidecar: "",
     lambda sidecar: [],
     lambda sidecar: None,
     lambda sidecar: {},
-    lambda sidecar: sidecar | {"format": 2},
-    lambda sidecar: sidecar | {"counts": None},
-    lambda sidecar: sidecar | {"counts": {"train": 1, "valid": 1, "test": 1}},
-    lambda sidecar: sidecar | {"counts": {"train": -1, "valid": True, "test": 1e300}},
-    lambda sidecar: sidecar | {"counts": {"train": 10**30, "valid": 0, "test": 0}},
+    lambda sidecar: sidecar | {"format": 3},
+    lambda sidecar: sidecar | {"splits": None},
+    lambda sidecar: with_split(sidecar, tokens=1),
+    lambda sidecar: with_split(sidecar, tokens=-1),
+    lambda sidecar: with_split(sidecar, tokens=True),
+    lambda sidecar: with_split(sidecar, tokens=10**30),
+    lambda sidecar: with_split(sidecar, tokens=1e300),
+    lambda sidecar: with_split(sidecar, unknown=[]),
+    lambda sidecar: with_split(sidecar, text_bytes="1"),
     lambda sidecar: sidecar | {"dtype": "object"},
-    lambda sidecar: sidecar | {"sources": {"path": 1}},
-    lambda sidecar: sidecar | {"sources": [1]},
+    lambda sidecar: sidecar | {"listing": {"path": 1}},
+    lambda sidecar: sidecar | {"files": [1]},
+    lambda sidecar: sidecar | {"files": {}},
     lambda sidecar: sidecar | {"vocabulary": {"hash": "0"}},
     lambda sidecar: sidecar | {"fingerprint": {"files": 1, "bytes": "2", "sha256": 3}},
-    lambda sidecar: sidecar | {"unknown": []},
     lambda sidecar: sidecar | {"settings": "x"},
 ]
 
@@ -220,50 +237,55 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
     config = dataclasses.replace(config, tokenizer="word")
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
+lines = []
 publish = building.publish
 def late(*arguments, **named):
-    pathlib.Path(config.path).with_name(f"built-{os.getpid()}").touch()
-    waited = time.monotonic() + 20
-    while len(list(pathlib.Path(config.path).parent.glob("built-*"))) < 3 and time.monotonic() < waited:
-        time.sleep(0.005)
+    time.sleep(0.5)  # the others come meanwhile
     publish(*arguments, **named)
 building.publish = late
-found = corpus.open_corpus(config, announce=lambda line: None)
+found = corpus.open_corpus(config, announce=lines.append, seed=0)
 print(sum(int(tokens.sum()) for tokens in found.splits.values()), found.fingerprint)
+print(json.dumps(lines), file=sys.stderr)
 """
     builders = [python(code, config) for _ in range(3)]
     results = [builder.communicate(timeout=60) for builder in builders]
     assert [builder.returncode for builder in builders] == [0, 0, 0], results
     assert len({output for output, _ in results}) == 1
+    said = [json.loads(errors) for _, errors in results]
+    assert sum("turning" in str(lines) for lines in said) == 1, "one builds"
     found, lines = opened(config)
     assert lines == []
-    assert [path.name for path in found.folder.parent.iterdir()] == [found.folder.name]
+    assert left(config) == [found.folder.name]
 
 
-def test_the_slower_builder_drops_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "text-0"
-    folder.mkdir()
-    (folder / "theirs").touch()
-    for ready, left in ((True, "theirs"), (False, "mine")):
-        with cache.building(folder) as temporary:
-            (temporary / "mine").touch()
-            cache.publish(temporary, folder, is_ready=[ready].pop)
-        assert [path.name for path in folder.iterdir()] == [left]
-        assert [path.name for path in tmp_path.iterdir()] == ["text-0"]
+def test_who_finds_a_builder_at_work_says_so_and_waits(config: TextConfig, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with only_one(tmp_path / "lock", announce=lines.append, waiting="waiting"):
+        code = """
+from transformer_xl.data.locking import only_one
+with only_one(pathlib.Path(config.path).with_name("lock"), announce=lambda line: print(line, flush=True), waiting="I wait"):
+    print("mine")
+"""
+        other = python(code, config)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "I wait\n"
+    assert other.communicate(timeout=60)[0] == "mine\n"
+    assert lines == []
 
 
-@pytest.mark.parametrize("at", ["write_json", "publish", "piece_sha256"])
+@pytest.mark.parametrize("at", ["write_json", "publish", "file_sha256"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
-    code = f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print)"
+    code = (
+        f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print, seed=0)"
+    )
     builder = python(code, config)
     builder.communicate(timeout=60)
     assert builder.returncode == -signal.SIGKILL
-    left = [path.name for path in Path(config.cache_dir).iterdir()]
-    assert len(left) == 1
-    assert left[0].startswith(".building-")
+    (name,) = left(config)
+    assert name.startswith(".building-")
     found, lines = opened(config)
     assert len(lines) == 2
-    assert [path.name for path in found.folder.parent.iterdir()] == [found.folder.name]
+    assert left(config) == [found.folder.name]
 
 
 def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
@@ -281,22 +303,22 @@ def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
 
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
-    with pytest.raises(UserError, match="not UTF-8 at byte 80"):
+    with pytest.raises(UserError, match="at byte 80, .*not UTF-8"):
         opened(dataclasses.replace(config, tokenizer="char"))
-    assert list(Path(config.cache_dir).iterdir()) == []
+    assert left(config) == []
 
 
 def test_a_source_that_changes_during_the_build_is_refused(
     config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def touching(piece: Piece) -> str:
-        os.utime(piece.path, (3, 3))
+    def touching(path: Path) -> str:
+        os.utime(tmp_path / "a.txt", (3, 3))
         return "00"
 
-    monkeypatch.setattr(building, "piece_sha256", touching)
+    monkeypatch.setattr(building, "file_sha256", touching)
     with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
         opened(config)
-    assert list(Path(config.cache_dir).iterdir()) == []
+    assert left(config) == []
 
 
 @pytest.mark.parametrize("cache_dir", ["/dev/null", "/dev/null/cache"])
@@ -306,13 +328,13 @@ def test_a_cache_that_cannot_be_written_is_named(cache_dir: str, config: TextCon
 
 
 def test_a_full_disk_is_named(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(building, "write_tokens", full)
+    monkeypatch.setattr(building.Encoder, "write", full)
     with pytest.raises(UserError, match=r"data\.cache_dir is .*No space left on device"):
         opened(config)
-    assert list(Path(config.cache_dir).iterdir()) == []
+    assert left(config) == []
 
 
 def test_the_cache_may_lie_in_the_home_folder(
@@ -338,7 +360,7 @@ def test_unknown_words_are_counted_and_announced(tmp_path: Path, published_confi
     (folder / "wiki.test.tokens").write_text(" a\n b\n the\n")
     found, lines = opened(published_config("wikitext103"))
     assert found.unknown == opened(published_config("wikitext103"))[0].unknown == {"train": 0, "valid": 1, "test": 2}
-    assert "; words outside the vocabulary, now <unk>: valid 1 (25.0 %), test 2 (33.3 %)" in lines[1]
+    assert "; outside the vocabulary, now <unk>: valid 1 (25.0 %), test 2 (33.3 %)" in lines[-1]
     assert found.vocabulary.decode(found.splits["valid"]) == "the <unk> <unk>\n"
     assert found.counts() == {"train": 10, "valid": 4, "test": 6}
 
@@ -347,14 +369,17 @@ UNSPACED = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\n"
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
-@pytest.mark.parametrize(("text", "noted"), [(TEXT, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)])
-def test_words_without_blanks_are_noted(
-    text: str, noted: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
+@pytest.mark.parametrize(("text", "refused"), [(TEXT, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)])
+def test_words_without_blanks_are_refused(
+    text: str, refused: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
-    _, lines = opened(dataclasses.replace(config, tokenizer=tokenizer))
-    notes = [line for line in lines if "few blanks" in line and "data.tokenizer=char" in line]
-    assert len(notes) == len(lines) - 2 == (noted and tokenizer in ("word", "wikitext"))
+    config = dataclasses.replace(config, tokenizer=tokenizer)
+    if refused and tokenizer in ("word", "wikitext"):
+        with pytest.raises(UserError, match=rf"data\.tokenizer is '{tokenizer}', .* few blanks .*: use char or bpe"):
+            opened(config)
+    else:
+        opened(config)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
@@ -362,7 +387,7 @@ def test_words_without_blanks_are_noted(
 def test_line_ends_may_be_dropped(
     tokenizer: Tokenizer, chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(building_text, "CHUNK_BYTES", chunk_bytes)
     text = "one\ntwo\r\nthree\rfour \u2028\x0b\x85\n\n" * 9
     (tmp_path / "a.txt").write_bytes(text.encode())
     config = dataclasses.replace(config, tokenizer=tokenizer)
@@ -404,7 +429,8 @@ def test_the_standard_library_opens(stdlib_config: StdlibConfig) -> None:
 def test_memory_does_not_grow_with_the_text(
     tokenizer: Tokenizer, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(building_text, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(cache, "_HASHED_AT_ONCE", 1 << 14)
     config = dataclasses.replace(config, tokenizer=tokenizer)
     opened(config)  # what imports and caches hold is not counted
     peaks = []

@@ -11,7 +11,6 @@ from transformer_xl.config import PublishedConfig, TextConfig
 from transformer_xl.data.building import build as building
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.tokenizer import (
-    ByteVocabulary,
     CharVocabulary,
     RankedByteVocabulary,
     SentenceVocabulary,
@@ -40,7 +39,7 @@ def opened(
     config: TextConfig | PublishedConfig, vocabulary: Vocabulary | None, *, extend: bool = False
 ) -> tuple[Corpus, list[str]]:
     lines: list[str] = []
-    return open_corpus(config, announce=lines.append, vocabulary=vocabulary, extend=extend), lines
+    return open_corpus(config, announce=lines.append, seed=0, vocabulary=vocabulary, extend=extend), lines
 
 
 def test_the_given_vocabulary_decides(config: TextConfig) -> None:
@@ -71,30 +70,32 @@ def test_every_vocabulary_has_a_folder_of_its_own(config: TextConfig) -> None:
     assert [len(opened(config, vocabulary, extend=extend)[1]) for vocabulary, extend in given] == [0] * len(given)
 
 
-def test_bytes_need_no_second_corpus(config: TextConfig) -> None:
-    own, _ = opened(config, None)
-    given, lines = opened(dataclasses.replace(config, tokenizer="char"), ByteVocabulary(), extend=True)
-    assert (given.folder, lines) == (own.folder, [])
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "symbol", "place"),
     [
-        (CharVocabulary(["a", "b", "c", " ", "\n"]), r"'z' \(U\+007A\) at byte 2,", "valid.txt"),
-        (CharVocabulary(["a", "b", "c", "z", " ", "\n"]), r"'\\xe9' \(U\+00E9\) at byte 2,", "test.txt"),
-        (CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]), r"'\\n' \(U\+000A\) at byte 11,", "train.txt"),
-        (RankedByteVocabulary(list(b"abcz \n\xc3")), r"the byte 0xa9 at byte 3,", "test.txt"),
-        (RankedByteVocabulary(list(b"abcz \xc3\xa9")), r"the byte 0x0a at byte 11,", "train.txt"),
+        (CharVocabulary(["a", "b", "c", " ", "\n"]), r"at byte 2, counted from 0, holds 'z' \(U\+007A\)", "valid.txt"),
+        (
+            CharVocabulary(["a", "b", "c", "z", " ", "\n"]),
+            r"at byte 2, counted from 0, holds '\\xe9' \(U\+00E9\)",
+            "test.txt",
+        ),
+        (
+            CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]),
+            r"at byte 11, counted from 0, holds '\\n' \(U\+000A\)",
+            "train.txt",
+        ),
+        (RankedByteVocabulary(list(b"abcz \n\xc3")), r"at byte 3, counted from 0, holds the byte 0xa9", "test.txt"),
+        (RankedByteVocabulary(list(b"abcz \xc3\xa9")), r"at byte 11, counted from 0, holds the byte 0x0a", "train.txt"),
     ],
 )
 def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
     vocabulary: Vocabulary, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.building.pieces.CHUNK_BYTES", 3)
-    with pytest.raises(UserError, match=rf"{place}' holds {symbol} counted from 0.*init_vocabulary=extend") as refused:
+    monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", 3)
+    with pytest.raises(UserError, match=rf"{place}' {symbol}, and the vocabulary.*init_vocabulary=extend") as refused:
         opened(config, vocabulary)
     assert ("data.newline=drop" in str(refused.value)) == (place == "train.txt")
-    assert list(Path(config.cache_dir).iterdir()) == []
+    assert [path for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")] == []
     assert opened(config, vocabulary, extend=True)[0].counts()["train"] == len(TRAIN)
 
 
@@ -102,14 +103,14 @@ def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
 def test_dropped_line_ends_are_not_missing(
     chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.building.pieces.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", chunk_bytes)
     config = dataclasses.replace(config, newline="drop")
     found, _ = opened(config, CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]))
     assert found.vocabulary.decode(found.splits["train"]) == TRAIN.replace("\n", "")
     (tmp_path / "text/valid.txt").write_text("a\n\r\n\u00e9\u00e9z\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"valid\.txt' holds 'z' .* at byte 8,"):
+    with pytest.raises(UserError, match=r"valid\.txt' at byte 8, .*holds 'z'"):
         opened(config, CharVocabulary(["a", "b", "c", " ", "\u00e9"]))
-    with pytest.raises(UserError, match=r"valid\.txt' holds the byte 0x7a at byte 8,"):
+    with pytest.raises(UserError, match=r"valid\.txt' at byte 8, .*holds the byte 0x7a"):
         opened(config, RankedByteVocabulary(list(b"abc \xc3\xa9")))
 
 
@@ -163,18 +164,18 @@ def test_nothing_to_append_changes_nothing(config: TextConfig) -> None:
 def test_what_is_no_vocabulary_of_text_is_refused(config: TextConfig) -> None:
     with pytest.raises(UserError, match=r"data is text, which is text, and the vocabulary of init_from has numbers"):
         opened(config, SymbolVocabulary(8))
-    with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for words"):
-        opened(dataclasses.replace(config, newline="drop"), WordVocabulary(["<eos>", "<unk>"]))
+    with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for a vocabulary of kind wiki"):
+        opened(dataclasses.replace(config, newline="drop"), WikitextVocabulary(["<eos>", "<unk>"]))
 
 
 def test_a_text_that_changes_meanwhile_is_the_reason(
     config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changing(*arguments: object) -> None:
+    def changing(*arguments: object, **named: object) -> None:
         (tmp_path / "text/test.txt").write_text("longer than it was\n")
         raise UserError("the vocabulary lacks a character")
 
-    monkeypatch.setattr(building, "write_tokens", changing)
+    monkeypatch.setattr(building.Encoder, "write", changing)
     with pytest.raises(UserError, match=r"'test\.txt' changed while it was read"):
         opened(config, CharVocabulary(["a"]))
 
@@ -187,5 +188,9 @@ def test_a_cache_of_another_vocabulary_is_none(config: TextConfig) -> None:
     other = WordVocabulary(["<eos>", "b", "<unk>", "a"])
     other.save(found.folder / "vocabulary.json")
     again, lines = opened(config, vocabulary)
+    assert lines == []
+    with pytest.raises(UserError, match=r"vocabulary\.json is damaged: data\.rebuild=true builds it again"):
+        _ = again.vocabulary
+    rebuilt, lines = opened(dataclasses.replace(config, rebuild=True), vocabulary)
     assert len(lines) == 2
-    assert again.vocabulary.hash() == vocabulary.hash()
+    assert rebuilt.vocabulary.hash() == vocabulary.hash()

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.lanes import NOT_COUNTED, evaluation_lanes, split_evenly, training_lanes
+from tests.data.laid_out import evaluation_lanes, training_lanes
+from transformer_xl.data.lanes import NOT_COUNTED, split_evenly
 from transformer_xl.errors import UserError
 
 sizes = st.integers(1, 9)

@@ -10,8 +10,10 @@ import pytest
 
 from transformer_xl.checks import _check_data
 from transformer_xl.config import PublishedConfig
+from transformer_xl.data.building import build
 from transformer_xl.data.corpus import Corpus, open_corpus
-from transformer_xl.data.sources.finding import find_sources
+from transformer_xl.data.sources.files import Cut, Sources
+from transformer_xl.data.sources.published import published_sources
 from transformer_xl.data.tokenizer import RankedByteVocabulary, SentenceVocabulary, WikitextVocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 
@@ -26,9 +28,19 @@ def write(path: Path, data: str | bytes) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def small_files_are_as_published(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "other_figures" not in request.node.name:
+        monkeypatch.setattr(build, "deviations", lambda *figures: [])
+
+
 def opened(config: PublishedConfig) -> tuple[Corpus, list[str]]:
     lines: list[str] = []
-    return open_corpus(config, announce=lines.append), lines
+    return open_corpus(config, announce=lines.append, seed=0), lines
+
+
+def found_by(config: PublishedConfig) -> Sources:
+    return published_sources(config, announce=pytest.fail)
 
 
 def text_of(corpus: Corpus, split: str) -> str:
@@ -48,13 +60,13 @@ def test_wikitext_from_its_published_files(kind: str, tmp_path: Path, published_
     assert found.name == kind
     (tmp_path / kind / "wiki.valid.tokens").unlink()
     with pytest.raises(UserError, match=r"data\.dir is .*wiki.*, where wiki\.valid\.tokens cannot be found") as refused:
-        find_sources(config)
+        found_by(config)
     assert f"the folder that holds {kind}'s wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens" in str(
         refused.value
     )
     write(tmp_path / kind / "wiki.valid.tokens", b"")
     with pytest.raises(UserError, match=r"data\.dir is .*wiki\.valid\.tokens is empty"):
-        find_sources(config)
+        found_by(config)
 
 
 def test_words_are_counted_where_the_published_code_counts_them(
@@ -86,7 +98,7 @@ def test_the_penn_treebank_is_in_lower_case(name: str, tmp_path: Path, published
 
 def test_no_treebank_at_all(published_config: PublishedConfigs) -> None:
     with pytest.raises(UserError, match=r"must name .*ptb's train\.txt, valid\.txt, test\.txt or ptb\.train\.txt, "):
-        find_sources(published_config("ptb"))
+        found_by(published_config("ptb"))
 
 
 ENWIK8 = ("<page>\u00e9\u6771\n" * 200).encode()
@@ -133,13 +145,9 @@ def test_the_published_size_is_cut_at_the_published_places(tmp_path: Path, publi
         path = write(tmp_path / kind / kind, b"")
         with path.open("r+b") as file:
             file.truncate(100_000_000)  # a sparse file takes no room
-        sources = find_sources(published_config(kind))
-        edges = {split: [(piece.start, piece.stop) for piece in pieces] for split, pieces in sources.splits.items()}
-        assert edges == {
-            "train": [(0, 90_000_000)],
-            "valid": [(90_000_000, 95_000_000)],
-            "test": [(95_000_000, 100_000_000)],
-        }
+        sources = found_by(published_config(kind))
+        assert [origin.file.path for origin in sources.whole] == [path]
+        assert sources.cut == Cut(by="bytes", valid=0.05, test=0.05)
         assert sources.notes == ()
 
 
@@ -157,17 +165,19 @@ def test_text8_is_letters_and_blanks(tmp_path: Path, published_config: Published
 @pytest.mark.parametrize("kind", ["enwik8", "text8"])
 def test_a_file_that_is_not_there_is_named(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
     with pytest.raises(UserError, match=rf"which is no folder here, and must name the folder .* file {kind}"):
-        find_sources(published_config(kind))
+        found_by(published_config(kind))
     (tmp_path / kind).mkdir()
     with pytest.raises(UserError, match=rf"where {kind} cannot be found, and must name the folder .* file {kind}"):
-        find_sources(published_config(kind))
+        found_by(published_config(kind))
     write(tmp_path / kind / kind, b"")
     with pytest.raises(UserError, match=rf"where {kind} is empty"):
-        find_sources(published_config(kind))
+        found_by(published_config(kind))
     with pytest.raises(UserError, match=r"data\.dir is '', and must name the folder"):
-        find_sources(published_config(kind, dir=""))
-    with pytest.raises(UserError, match=rf"data\.dir is not set, and must name the folder .* file {kind}"):
-        find_sources(published_config(kind, dir=None))
+        found_by(published_config(kind, dir=""))
+    with pytest.raises(
+        UserError, match=rf"data\.dir is not set, .*where {kind} cannot be found; put the file {kind} or"
+    ):
+        found_by(published_config(kind, dir=None))
 
 
 @pytest.fixture(params=["", "1-billion-word-language-modeling-benchmark-r13output/"])
@@ -215,10 +225,10 @@ def test_a_vocabulary_file_that_is_none_is_named(lm1b: Path, published_config: P
 def test_sentences_that_are_not_there_are_named(lm1b: Path, published_config: PublishedConfigs) -> None:
     for part in lm1b.rglob("news.en-0000[12]*"):
         part.unlink()
-    with pytest.raises(UserError, match=rf"where {TRAINING}/news.en-00001-of-00100 cannot be found, and must name"):
-        find_sources(published_config("lm1b"))
+    with pytest.raises(UserError, match=rf"{TRAINING}/news.en-00001-of-00100 cannot be found, and must name"):
+        found_by(published_config("lm1b"))
     with pytest.raises(UserError, match=r"no folder here, and must name .*heldout-00000-of-00050"):
-        find_sources(published_config("lm1b", dir="/dev/null"))
+        found_by(published_config("lm1b", dir="/dev/null"))
 
 
 def test_a_split_vocabulary_reads_published_words_as_they_stand(
@@ -227,7 +237,7 @@ def test_a_split_vocabulary_reads_published_words_as_they_stand(
     for split in ("train", "valid", "test"):
         write(tmp_path / "wikitext103" / f"wiki.{split}.tokens", " = 1 @,@ 000 's = \n")
     vocabulary = WikitextVocabulary(["<eos>", "=", "1", "@,@", "000", "<unk>", "'s"])
-    found = open_corpus(published_config("wikitext103"), announce=lambda line: None, vocabulary=vocabulary)
+    found = open_corpus(published_config("wikitext103"), announce=lambda line: None, seed=0, vocabulary=vocabulary)
     assert found.splits["train"].tolist() == [1, 2, 3, 4, 6, 1, 0]
     assert found.unknown["train"] == 0
 
@@ -245,3 +255,15 @@ def test_only_what_the_files_allow_may_be_set(kind: str, published_config: Publi
     ]
     words = kind in ("wikitext103", "wikitext2", "ptb")
     assert allowed == (["word"] if kind == "lm1b" else ["byte", "char", "word"] if words else ["byte", "char"])
+
+
+def test_other_figures_than_the_papers_are_said_and_not_refused(
+    tmp_path: Path, published_config: PublishedConfigs
+) -> None:
+    for split in ("train", "valid", "test"):
+        write(tmp_path / f"ptb/ptb.{split}.txt", "no it was n't\n")
+    found, lines = opened(published_config("ptb"))
+    assert found.counts() == {"train": 5, "valid": 5, "test": 5}
+    assert "data: ptb has 5 training tokens here, and 929,589 where it was published" in lines
+    tokens, _ = opened(published_config("ptb", tokenizer="byte"))
+    assert tokens.counts()["train"] == 14

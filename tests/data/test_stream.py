@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -6,9 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.laid_out import evaluation_lanes, training_lanes
 from tests.data.varying import varying
 from transformer_xl.config import RecallConfig
-from transformer_xl.data.lanes import LaneSource, evaluation_lanes, split_evenly, training_lanes
+from transformer_xl.data import stream
+from transformer_xl.data.ahead import one_ahead
+from transformer_xl.data.lanes import LaneSource, split_evenly
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.segments import DrawnSegments, EqualSegments, Segments
 from transformer_xl.data.stream import Batch, EvalStream, TrainStream
@@ -16,6 +20,7 @@ from transformer_xl.errors import UserError
 
 sizes = st.integers(1, 6)
 shares = st.sampled_from([0.0, 0.3, 1.0])
+CPU = torch.device("cpu")
 
 
 def text(tokens: int) -> np.ndarray:
@@ -29,6 +34,7 @@ def train_stream(source: LaneSource, *, segments: Segments | None = None, **chan
         "lane_chunks": 1,
         "accumulate": 1,
         "steps": 6,
+        "device": CPU,
     }
     return TrainStream(source=source, **(arguments | changes))  # type: ignore[arg-type]
 
@@ -118,7 +124,7 @@ def test_an_evaluation_on_any_ranks_counts_each_prediction_once(
     source = evaluation_lanes(text(tokens), batch_size=batch_size, split="valid")
     ranks = data.draw(st.integers(1, batch_size))
     streams = [
-        EvalStream(source=source, segment_len=segment_len, stride=None, lanes=lanes)
+        EvalStream(source=source, segment_len=segment_len, stride=None, lanes=lanes, device=CPU)
         for lanes in split_evenly(batch_size, ranks)
     ]
     batches = [list(stream) for stream in streams]
@@ -137,7 +143,7 @@ def test_an_evaluation_on_any_ranks_counts_each_prediction_once(
 
 def test_an_evaluation_starts_over_each_time() -> None:
     source = evaluation_lanes(text(25), batch_size=3, split="valid")
-    stream = EvalStream(source=source, segment_len=4, stride=None, lanes=range(3))
+    stream = EvalStream(source=source, segment_len=4, stride=None, lanes=range(3), device=CPU)
     first = list(stream)
     assert equal(first, list(stream))
     assert [(batch.step, batch.micro, batch.chunk) for batch in first] == [(1, 0, 0), (2, 0, 0)]
@@ -180,6 +186,52 @@ def test_a_loaded_stream_goes_on_at_the_very_batch(handed_out: int) -> None:
     assert equal(rest, list(whole)[handed_out:])
     assert equal(rest, list(stream))
     assert len(rest) == len(resumed) - handed_out
+
+
+@pytest.fixture
+def reading_ahead(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Let streams read one batch ahead, as they do for CUDA; the list holds those that travel or have arrived."""
+    started: list[Batch] = []
+
+    def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+        return one_ahead(batches, start=lambda batch: started.append(batch) or batch, finish=lambda batch: None)
+
+    monkeypatch.setattr(stream, "copied_ahead", copied_ahead)
+    return started
+
+
+@pytest.mark.parametrize("handed_out", [0, 1, 5, 23, 24])
+def test_what_is_only_read_ahead_is_not_handed_out(reading_ahead: list[Batch], handed_out: int) -> None:
+    source = recall_lanes()
+    stopped, resumed = (train_stream(source, lane_chunks=2, accumulate=2, steps=6) for _ in range(2))
+    whole = list(train_stream(source, lane_chunks=2, accumulate=2, steps=6))
+    reading_ahead.clear()
+    batches = iter(stopped)
+    for _ in range(handed_out):
+        next(batches)
+    assert len(reading_ahead) == (min(handed_out + 1, 24) if handed_out else 0)
+    state = stopped.state_dict()
+    assert state == {"format": 1, "batches": handed_out}
+    resumed.load_state_dict(state)
+    assert equal(list(resumed), whole[handed_out:])
+    assert equal(list(batches), whole[handed_out:])  # the interrupted one itself goes on, without a gap
+
+
+def test_an_interrupted_stream_goes_on_in_a_new_iteration(reading_ahead: list[Batch]) -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    interrupted = train_stream(source, steps=5)
+    first = list(itertools.islice(interrupted, 2))
+    assert [batch.step for batch in reading_ahead] == [1, 2, 3]
+    assert [batch.step for batch in [*first, *interrupted]] == [1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_that_reads_ahead_has_the_same_windows(reading_ahead: list[Batch]) -> None:
+    source = evaluation_lanes(text(30), batch_size=3, split="valid")
+    windows = EvalStream(source=source, segment_len=4, stride=2, lanes=range(3), device=CPU)
+    assert [batch.step for batch in itertools.islice(windows, 2)] == [1, 2]
+    assert [batch.step for batch in reading_ahead] == [1, 2, 3]
+    assert all(batch.resets_BT[:, 0].all() for batch in reading_ahead)
+    assert [batch.step for batch in windows] == list(range(1, len(windows) + 1))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +338,7 @@ def test_windows_count_each_prediction_once_with_the_context_that_a_stride_leave
     stride = data.draw(st.integers(1, segment_len))
     ranks = data.draw(st.integers(1, batch_size))
     streams = [
-        EvalStream(source=source, segment_len=segment_len, stride=stride, lanes=lanes)
+        EvalStream(source=source, segment_len=segment_len, stride=stride, lanes=lanes, device=CPU)
         for lanes in split_evenly(batch_size, ranks)
     ]
     batches = [list(stream) for stream in streams]
@@ -314,8 +366,8 @@ def test_windows_count_each_prediction_once_with_the_context_that_a_stride_leave
 
 def test_windows_a_segment_apart_read_the_segments() -> None:
     source = evaluation_lanes(text(30), batch_size=3, split="valid")
-    windows = list(EvalStream(source=source, segment_len=4, stride=4, lanes=range(3)))
-    segments = list(EvalStream(source=source, segment_len=4, stride=None, lanes=range(3)))
+    windows = list(EvalStream(source=source, segment_len=4, stride=4, lanes=range(3), device=CPU))
+    segments = list(EvalStream(source=source, segment_len=4, stride=None, lanes=range(3), device=CPU))
     for batch in segments:
         batch.resets_BT[:, 0] = True
     assert [batch.tokens_BT.shape[1] for batch in windows] == [4, 4, 2]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data.tokenizer import (
+    EOD,
+    UNK,
     ByteVocabulary,
     CharVocabulary,
     RankedByteVocabulary,
@@ -16,6 +18,7 @@ from transformer_xl.data.tokenizer import (
     WikitextVocabulary,
     WordVocabulary,
     load_vocabulary,
+    train_bpe,
     vocabulary_from_json,
 )
 from transformer_xl.errors import UserError
@@ -30,7 +33,15 @@ ODD_TEXTS = [
     "x" * 100_000,
 ]
 WORDS = WordVocabulary(["<eos>", "the", "cat", "<unk>"])
-HASHES = ("cd086bdf", "f34b1514", "ebe10c39", "0e9d96ff")
+HASHES = {
+    "byte": "cd086bdf",
+    "ranked_byte": "b14652c6",
+    "char": "f34b1514",
+    "word": "ebe10c39",
+    "wikitext": "af24221e",
+    "sentence": "651490de",
+    "symbol": "0e9d96ff",
+}
 SENTENCES = SentenceVocabulary(["the", "<S>", "cat", "<UNK>"])
 EVERY_KIND: list[Vocabulary] = [
     ByteVocabulary(),
@@ -40,6 +51,7 @@ EVERY_KIND: list[Vocabulary] = [
     WikitextVocabulary(["<eos>", "the", "cat", "<unk>"]),
     SENTENCES,
     SymbolVocabulary(8),
+    train_bpe(["the cat and the cat"] * 3, size=270),
 ]
 
 
@@ -103,17 +115,18 @@ def test_symbols_are_numbers() -> None:
 
 
 def test_scores_have_their_names() -> None:
-    assert [vocabulary.unit for vocabulary in EVERY_KIND] == ["bpc", "bpc", "bpc", "ppl", "ppl", "ppl", "bpc"]
-    assert [vocabulary.size for vocabulary in EVERY_KIND] == [256, 4, 3, 4, 4, 4, 8]
+    assert [vocabulary.unit for vocabulary in EVERY_KIND] == ["bpc"] * 3 + ["ppl"] * 3 + ["bpc", "bpb"]
+    assert [vocabulary.size for vocabulary in EVERY_KIND[:-1]] == [256, 4, 3, 4, 4, 4, 8]
 
 
 def test_numbers_follow_the_frequency_where_symbols_were_counted() -> None:
-    assert [vocabulary.kind for vocabulary in EVERY_KIND if not vocabulary.by_frequency] == ["byte", "symbol"]
+    assert [vocabulary.kind for vocabulary in EVERY_KIND if not vocabulary.by_frequency] == ["byte", "symbol", "bpe"]
 
 
 def test_the_hashes_of_former_versions_hold() -> None:
-    hashes = {vocabulary.kind: vocabulary.hash()[:8] for vocabulary in EVERY_KIND}
-    assert (hashes["byte"], hashes["char"], hashes["word"], hashes["symbol"]) == HASHES
+    for vocabulary in EVERY_KIND:
+        assert vocabulary.hash()[:8] == HASHES.get(vocabulary.kind, vocabulary.hash()[:8])
+    assert WordVocabulary(["<eos>", "the", "<unk>"], lower_case=True).hash()[:8] == "21c229f2"
 
 
 def test_ranked_bytes_are_the_utf8() -> None:
@@ -158,6 +171,51 @@ def test_the_hash_tells_order_and_kind_apart() -> None:
     assert len({vocabulary.hash() for vocabulary in vocabularies}) == len(vocabularies)
 
 
+@pytest.mark.parametrize("vocabulary", EVERY_KIND, ids=lambda vocabulary: vocabulary.kind)
+def test_a_symbol_that_ends_documents_is_the_last_one(vocabulary: Vocabulary) -> None:
+    ending = vocabulary.with_end_of_document()
+    assert vocabulary.end_of_document is None
+    assert ending.end_of_document == vocabulary.size == ending.size - 1
+    assert type(ending) is type(vocabulary)
+    assert ending.with_end_of_document().hash() == ending.hash() != vocabulary.hash()
+    assert ending.symbol(vocabulary.size) == EOD
+    again = vocabulary_from_json(json.loads(json.dumps(ending.to_json())))
+    assert (again.end_of_document, again.size, again.hash()) == (vocabulary.size, ending.size, ending.hash())
+    for known in (vocabulary, ending):
+        assert known.decode([1, 2]) == vocabulary.decode([1, 2])
+        assert [known.symbol(number) for number in range(3)] == [vocabulary.symbol(number) for number in range(3)]
+
+
+@pytest.mark.parametrize("vocabulary", EVERY_KIND, ids=lambda vocabulary: vocabulary.kind)
+def test_the_end_of_a_document_is_written_and_parts_what_is_around_it(vocabulary: Vocabulary) -> None:
+    ending = vocabulary.with_end_of_document()
+    ids = [2, vocabulary.size, vocabulary.size, 2]
+    assert ending.decode(ids).replace(" ", "") == f"{vocabulary.decode([2])}{EOD}{EOD}{vocabulary.decode([2])}"
+    assert ending.decode(np.array(ids)[1:2]).strip() == EOD
+
+
+@pytest.mark.parametrize("vocabulary", EVERY_KIND, ids=lambda vocabulary: vocabulary.kind)
+def test_a_text_says_the_end_of_a_document_only_as_a_word(vocabulary: Vocabulary) -> None:
+    text = {"symbol": "7 0", "char": "a\n", "ranked_byte": "e\n"}.get(vocabulary.kind, f"the {EOD} cat{EOD}")
+    ids = vocabulary.with_end_of_document().encode(text).tolist()
+    assert (vocabulary.size in ids) == (vocabulary.kind in ("word", "sentence"))
+    if vocabulary.kind not in ("word", "sentence"):
+        assert ids == vocabulary.encode(text).tolist()
+
+
+def test_symbols_are_shown_on_one_line() -> None:
+    shown = [(0x41, "A"), (0x20, "' '"), (0x0A, r"'\n'"), (0x00, r"'\x00'"), (0xE9, r"b'\xe9'"), (256, EOD)]
+    for byte, symbol in shown:
+        assert ByteVocabulary(end_of_document=True).symbol(byte) == symbol
+        assert RankedByteVocabulary([byte, 0x31]).symbol(0) == symbol
+    characters = CharVocabulary(["\u4e2d", " ", "\n", "\u0301", "\u200b", UNK])
+    symbols = [characters.symbol(number) for number in range(6)]
+    assert symbols == ["\u4e2d", "' '", r"'\n'", r"'\u0301'", r"'\u200b'", UNK]
+    assert [WORDS.symbol(number) for number in range(4)] == ["<eos>", "the", "cat", "<unk>"]
+    assert WordVocabulary(["<eos>", "a\x00", "<unk>"]).symbol(1) == r"'a\x00'"
+    assert SymbolVocabulary(8).symbol(7) == "7"
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -185,10 +243,20 @@ def test_the_hash_tells_order_and_kind_apart() -> None:
         '{"format": 1, "kind": "ranked_byte", "values": []}',
         '{"format": 1, "kind": "ranked_byte", "values": [1, 1]}',
         '{"format": 1, "kind": "ranked_byte", "values": [true, 2]}',
-        '{"format": 1, "kind": "ranked_byte", "values": [256]}',
+        '{"format": 1, "kind": "ranked_byte", "values": [256, 256]}',
         '{"format": 1, "kind": "ranked_byte", "values": [-1]}',
         '{"format": 1, "kind": "symbol", "size": true}',
+        '{"format": 1, "kind": "ranked_byte", "values": [257]}',
         '{"format": 1, "kind": "symbol", "size": 0}',
+        '{"format": 1, "kind": "symbol", "size": 1, "end_of_document": true}',
+        '{"format": 1, "kind": "byte", "end_of_document": 1}',
+        '{"format": 1, "kind": "char", "symbols": ["a", "<eos>"]}',
+        '{"format": 1, "kind": "char", "symbols": ["a"], "lower_case": "yes"}',
+        '{"format": 1, "kind": "word", "symbols": ["<eos>", "<unk>"], "line_ends": null}',
+        '{"format": 1, "kind": "bpe"}',
+        '{"format": 1, "kind": "bpe", "tokenizer": {}}',
+        '{"format": 1, "kind": "bpe", "tokenizer": {"model": {"type": "BPE", "vocab": {}, "merges": []}}}',
+        '{"format": 1, "kind": "bpe", "tokenizer": "pickle"}',
     ],
 )
 def test_a_malformed_vocabulary_is_named(written: str, tmp_path: Path) -> None:

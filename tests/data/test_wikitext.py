@@ -12,12 +12,11 @@ import sacremoses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.building import pieces
-from transformer_xl.data.building.counting import build_vocabulary
-from transformer_xl.data.building.encoding import write_tokens
-from transformer_xl.data.building.pieces import read_raw_words
+from transformer_xl.data.building import text as building_text
+from transformer_xl.data.building.counting import Counting
+from transformer_xl.data.building.encoding import encoded
 from transformer_xl.data.building.reading import Reading
-from transformer_xl.data.sources.files import Piece
+from transformer_xl.data.building.text import Stretch
 from transformer_xl.data.tokenizer import WikitextVocabulary
 from transformer_xl.data.vocabularies import moses
 from transformer_xl.data.vocabularies.moses import MosesRules, last_cut, moses_rules
@@ -54,6 +53,17 @@ class Plain:
             protected_patterns=moses.SPECIAL,
         )
         return [piece for word in words for piece in re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", word).split()]
+
+
+def stretch_of(path: Path) -> Stretch:
+    return Stretch(path=path, rows=np.array([[0, path.stat().st_size]]), source=path)
+
+
+def counted(folder: Path, splits: dict[str, list[Stretch]]) -> WikitextVocabulary:
+    reading = Reading(kind="wikitext")
+    vocabulary = Counting(reading=reading, folder=folder, announce=print).build_vocabulary(splits)
+    assert isinstance(vocabulary, WikitextVocabulary)
+    return vocabulary
 
 
 def test_there_are_enough_cases() -> None:
@@ -113,15 +123,15 @@ def test_a_text_may_be_cut_where_the_cut_says(text: str, data: st.DataObject) ->
     cut = last_cut(text[:start])
     if cut:
         rules = moses_rules()
-        split = rules.split(text[:cut], following=text[cut:].lstrip(" ")) + rules.split(text[cut:])
+        split = rules.split(text[:cut]) + rules.split(text[cut:])
         assert split == rules.split(text)
 
 
-def test_what_follows_a_full_stop_decides_across_a_cut() -> None:
+def test_no_cut_parts_a_full_stop_from_what_decides_about_it() -> None:
     rules = moses_rules()
-    found = [rules.split("the end.", following=following)[-1] for following in ("a", "A", "1", "", "(")]
-    assert found == ["end.", ".", ".", ".", "."]
-    assert [rules.split("No.", following=following) for following in ("5", "B")] == [["No."], ["No", "."]]
+    found = [rules.split(f"the end. {following}")[1:3] for following in ("a", "A", "1", "(")]
+    assert found == [["end.", "a"], ["end", "."], ["end", "."], ["end", "."]]
+    assert last_cut("No. 5 is the end. A") == len("No. 5 is the")
 
 
 def test_what_is_remembered_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +148,13 @@ def test_a_text_full_of_protected_words_is_split() -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 40, 1 << 20])
 def test_chunks_change_no_word(chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(building_text, "CHUNK_BYTES", chunk_bytes)
     lines = [case["text"] for case in CASES]
     (tmp_path / "a").write_text("\n".join(lines) + "\n" + " ".join(lines), encoding="utf-8")
-    source = Piece(tmp_path / "a", 0, (tmp_path / "a").stat().st_size)
-    words = [word for found in read_raw_words(source) for word in found]
+    reading = Reading(kind="wikitext")
+    stretch = stretch_of(tmp_path / "a")
+    vocabulary = counted(tmp_path, {"train": [stretch]})
+    words = [word for chunk in encoded(reading, vocabulary, [stretch]) for word in vocabulary.words(chunk.ids)]
     plain = Plain()
     assert words == [word for line in [*lines, " ".join(lines)] for word in [*plain.split(line), "<eos>"]]
 
@@ -151,22 +163,19 @@ def test_a_corpus_has_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
     text = "It's 1,000 dogs.\nIt's <unk> dogs, dogs.\n"
     (tmp_path / "train").write_text(text)
     (tmp_path / "test").write_text("It's 2,000 cats.\n")
-    train, test = (Piece(tmp_path / name, 0, (tmp_path / name).stat().st_size) for name in ("train", "test"))
-    reading = Reading(kind="wikitext")
-    vocabulary = build_vocabulary(reading, {"train": [train], "valid": [], "test": [test]})
+    train, test = (stretch_of(tmp_path / name) for name in ("train", "test"))
+    vocabulary = counted(tmp_path, {"train": [train], "valid": [], "test": [test]})
     assert isinstance(vocabulary, WikitextVocabulary)
     assert vocabulary.symbols == ("<eos>", "dogs", "It", "'s", ".", "1", "@,@", "000", "<unk>", ",")
-    assert write_tokens(reading, vocabulary, [train], tmp_path / "ids") == (16, 0)
-    np.testing.assert_array_equal(np.fromfile(tmp_path / "ids", np.uint8), vocabulary.encode(text))
-    assert write_tokens(reading, vocabulary, [test], tmp_path / "more") == (8, 2)
+    (chunk,) = encoded(Reading(kind="wikitext"), vocabulary, [train])
+    assert (len(chunk.ids), chunk.unknown) == (16, 0)
+    np.testing.assert_array_equal(chunk.ids, vocabulary.encode(text))
 
 
-def test_words_of_a_corpus_that_is_split_already_stay_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("= 1 @,@ 000 's =\n")
-    source = Piece(tmp_path / "a", 0, 17)
-    words = [word for found in Reading(kind="wikitext", split_already=True).words(source) for word in found]
+def test_words_of_a_corpus_that_is_split_already_stay_as_they_are() -> None:
+    words = Reading(kind="wikitext", split_already=True).words("= 1 @,@ 000 's =\n", is_whole=True)
     assert words == ["=", "1", "@,@", "000", "'s", "=", "<eos>"]
-    assert words != [word for found in Reading(kind="wikitext").words(source) for word in found]
+    assert words != Reading(kind="wikitext").words("= 1 @,@ 000 's =\n", is_whole=True)
 
 
 def test_the_library_is_loaded_only_when_it_is_needed_and_named_when_it_is_missing() -> None:

@@ -13,8 +13,8 @@ import yaml
 
 import transformer_xl as txl
 from tests.conftest import Outcome
+from tests.data.laid_out import evaluation_lanes, training_lanes
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import evaluation_lanes, training_lanes
 from transformer_xl.inference.evaluation import evaluate
 
 Run = Callable[..., Outcome]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -54,9 +55,10 @@ def test_summary_says_how_it_ended_and_at_which_settings(tiny_run: Run) -> None:
         "test_beginning_memory_7",
         "test_beginning_memory_28",
     }
-    assert summary["metrics"]["test"] | {"loss": 0, "bpc": 0} == {
+    assert summary["metrics"]["test"] | {"loss": 0, "bpc": 0, "bpb": 0} == {
         "loss": 0,
         "bpc": 0,
+        "bpb": 0,
         "tokens": 40,
         "split": "test",
         "checkpoint": "best",
@@ -92,6 +94,52 @@ def test_metrics_lines(tiny_run: Run) -> None:
         *("train/loss", "train/bpc", "train/grad_norm", "train/clipped_share", "lr", "tokens_per_second", "mfu"),
         *("val/loss", "val/bpc", "test/loss", "test/bpc", "memory_process_peak_bytes"),
     }
+
+
+@pytest.fixture
+def folder_of_lines(tmp_path: Path) -> Path:
+    """Splits whose lines have three words each, of more bytes in each split than in the one before."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for split, line in (("train", "a b c\n"), ("valid", "a bb c\n"), ("test", "aaa bbb cc\n")):
+        (folder / f"{split}.txt").write_text(line * 100)
+    return folder
+
+
+def test_bits_a_byte_of_words_come_from_each_splits_own_tokens_and_bytes(tiny_run: Run, folder_of_lines: Path) -> None:
+    outcome = tiny_run("data.tokenizer=word", f"data.path={folder_of_lines}", "trainer.log_every_n_steps=1")
+    assert outcome.status == 0
+    for stage, tokens_per_byte in (("val", 4 / 7), ("test", 4 / 11)):  # three words and <eos>
+        losses, bits = outcome.values(f"{stage}/loss"), outcome.values(f"{stage}/bpb")
+        assert losses
+        assert bits == pytest.approx({step: loss / math.log(2) * tokens_per_byte for step, loss in losses.items()})
+        assert outcome.values(f"{stage}/ppl") == pytest.approx({step: math.exp(loss) for step, loss in losses.items()})
+    assert outcome.summary["metrics"]["test"]["bpb"] == outcome.values("test/bpb")[6]
+    losses = outcome.values("train/loss")
+    assert outcome.values("train/ppl") == pytest.approx({step: math.exp(loss) for step, loss in losses.items()})
+    assert outcome.values("train/bpb") == {}
+
+
+def test_bits_a_byte_equal_those_of_the_bytes_themselves(tiny_run: Run) -> None:
+    outcome = tiny_run()
+    assert outcome.values("val/bpb") == outcome.values("val/bpc")
+    assert outcome.values("test/bpb") == outcome.values("test/bpc")
+
+
+def test_dropped_line_ends_are_named_beside_every_score(
+    tiny_run: Run, folder_of_lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["data.tokenizer=byte", f"data.path={folder_of_lines}", "trainer.enable_progress_bar=true"]
+    outcome = tiny_run(*options, "data.newline=drop", "callbacks.report.memory_tokens=50")
+    assert {values.get("newline") for key, values in outcome.summary["metrics"].items() if key != "train"} == {"drop"}
+    assert outcome.summary["read_as"] == {"newline": "drop"}
+    printed = capsys.readouterr().out
+    assert "text (newline=drop): nats a token, and bpc" in printed
+    (data,) = [line for line in printed.splitlines() if line.startswith("data     ")]
+    assert data.startswith("data     text (newline=drop), byte vocabulary")
+    validations = [line for line in printed.splitlines() if "validation loss" in line]
+    assert len(validations) == 2
+    assert all(line.endswith("(newline=drop)") for line in validations)
 
 
 def test_checkpoints_hold_what_a_resume_needs_and_load_without_code(tiny_run: Run) -> None:

@@ -21,9 +21,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from transformer_xl.commands import folders, literals, mistakes, sweep
+from transformer_xl.commands.composing import shipped_config_dir
 from transformer_xl.errors import Stopped, UserError
 
-_MISTAKE = 2
 _INTERRUPTED = 130
 _ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
@@ -112,14 +112,14 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
     call: _Call | None = None
     task: _Task | None = None
     try:
-        call = _read(config_name, command, (config_dir or _shipped_config_dir()).absolute())
+        call = _read(config_name, command, (config_dir or shipped_config_dir()).absolute())
         task = _Task(job, call, sweep.JobCommand.of_this_process(tuple(_flags_of_jobs(call.flags))))
         return _compose_and_run(call, task)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except Stopped as stopped:
-        print(_one_line(str(stopped)), file=sys.stderr)
+        print(mistakes.one_line(str(stopped)), file=sys.stderr)
         return stopped.exit_code
     except SystemExit as leaving:
         if leaving.code is not None and not isinstance(leaving.code, int):
@@ -131,8 +131,7 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
         if sentence is None:
             traceback.print_exception(error)
             return 1
-        print(f"error: {_one_line(sentence)}", file=sys.stderr)
-        return _MISTAKE
+        return mistakes.tell(sentence)
     finally:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             folders.discard_claimed()
@@ -162,11 +161,6 @@ def _compose_and_run(call: _Call, task: _Task) -> int:
     if status:
         print("the sweep was stopped", file=sys.stderr)
     return status or (0 if all_succeeded else 1)
-
-
-def _shipped_config_dir() -> Path:
-    packaged = Path(__file__).parents[1] / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
 @contextmanager
@@ -274,9 +268,3 @@ def _explain(error: Exception, call: _Call) -> str | None:
         overrides=call.overrides,
         multirun=call.multirun,
     )
-
-
-def _one_line(text: str) -> str:
-    """Write a sentence on one line; lines of code below it, which an empty line sets apart, stay lines."""
-    sentence, gap, code = text.partition("\n\n")
-    return " ".join(sentence.splitlines()) + gap + code

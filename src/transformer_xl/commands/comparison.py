@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.commands.tables import JobRecord, print_rows
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
 _ROW = "row="
 _HEADER = ("row", "data", "parameters", "tokens", "test", "start of test", "4 x memory", "train tok/s", "eval tok/s")
@@ -41,7 +42,7 @@ def _row(record: JobRecord) -> list[str]:
     longer = beginnings.get(4 * test["mem_len"], {}) if test.get("mem_len") else {}
     return [
         _choice(record, _ROW) or "",
-        _choice(record, "data=") or "",
+        _data(record, summary),
         _number(summary.get("parameters")),
         _number(summary.get("tokens")),
         _score(test),
@@ -50,6 +51,12 @@ def _row(record: JobRecord) -> list[str]:
         _number(train.get("tokens_per_second")),
         _number(own.get("tokens_per_second")),
     ]
+
+
+def _data(record: JobRecord, summary: dict[str, Any]) -> str:
+    """Name the corpus, and what must stand beside its scores."""
+    read_as = " ".join(f"{name}={value}" for name, value in summary.get("read_as", {}).items())
+    return " ".join(filter(None, (_choice(record, "data="), read_as)))
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def _number(value: float | None) -> str:
 
 
 def _score(values: dict[str, Any]) -> str:
-    for unit in ("ppl", "bpc"):
+    for unit in (PERPLEXITY, BITS_PER_CHARACTER, BITS_PER_BYTE):  # the vocabulary's own before what all have
         if values.get(unit) is not None:
             return f"{values[unit]:.4f} {unit}"
     return "-"

@@ -18,6 +18,7 @@ from transformer_xl.commands.summary import Summary, metric
 from transformer_xl.config import Config
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.units import unit_of
 from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.plan import Plan
 from transformer_xl.scores import Score
@@ -45,6 +46,7 @@ class FinalReport:
 
     def make(self, *, is_main: bool) -> None:
         """Score the best weights on the test split, and print what a person reads first."""
+        self.summary.read_as = dict(self.data.read_as)
         which = self._load_best()
         rows = self._split_rows(which)
         if not is_main:
@@ -90,12 +92,12 @@ class FinalReport:
         if names.VALIDATION in self.module.scores:
             score = self.module.scores[names.VALIDATION]
             best_loss = self.checkpoints.best_score if which == "best" else score.loss
-            rows.append(report.Row("validation", Score(best_loss, score.tokens), self.config.eval))
-            self._add_metric("valid", rows[-1], split="valid", checkpoint=which)
+            rows.append(report.Row("validation", "valid", Score(best_loss, score.tokens), self.config.eval))
+            self._add_metric("valid", rows[-1], checkpoint=which)
         if self.plan.limit_test != 0:
             self.trainer.test(self.module, datamodule=self.datamodule, verbose=False)
-            rows.append(report.Row("test", self.module.scores[names.TEST], self.config.eval))
-            self._add_metric("test", rows[-1], split="test", checkpoint=which)
+            rows.append(report.Row("test", "test", self.module.scores[names.TEST], self.config.eval))
+            self._add_metric("test", rows[-1], checkpoint=which)
         return rows
 
     def _zero_start_row(self, which: str) -> report.Row:
@@ -106,7 +108,7 @@ class FinalReport:
             limit=self.plan.limit_test,
             autocast=self.trainer.precision_plugin.forward_context,
         )
-        self._add_metric("test_zero_start", row, split="test", checkpoint=which)
+        self._add_metric("test_zero_start", row, checkpoint=which)
         return row
 
     def _memory_rows(self, which: str) -> list[report.Row]:
@@ -120,13 +122,18 @@ class FinalReport:
         )
         for row in rows:
             assert row.lengths is not None
-            self._add_metric(f"test_beginning_memory_{row.lengths.mem_len}", row, split="test", checkpoint=which)
+            self._add_metric(f"test_beginning_memory_{row.lengths.mem_len}", row, checkpoint=which)
         return rows
 
-    def _add_metric(self, key: str, row: report.Row, *, split: str, checkpoint: str) -> None:
+    def _add_metric(self, key: str, row: report.Row, *, checkpoint: str) -> None:
         assert row.lengths is not None
         values = metric(
-            row.score, unit=self.data.vocabulary.unit, split=split, checkpoint=checkpoint, lengths=row.lengths
+            row.score,
+            unit=unit_of(self.data, row.split),
+            split=row.split,
+            checkpoint=checkpoint,
+            lengths=row.lengths,
+            read_as=self.data.read_as,
         )
         if row.tokens_per_second is not None:
             values["tokens_per_second"] = row.tokens_per_second
@@ -146,7 +153,7 @@ class FinalReport:
     def _close(self) -> None:
         """Draw the losses, and say what to type next."""
         if self.plan.max_steps > 0:
-            picture = report.draw_losses(self.folder, self.data.vocabulary.unit)
+            picture = report.draw_losses(self.folder, self.data)
             monitors.log_picture(
                 self.trainer.loggers,
                 key="loss_curve",

@@ -15,7 +15,10 @@ from omegaconf import ListConfig, OmegaConf
 
 from transformer_xl.errors import UserError
 
-LITERAL_KEYS = frozenset({"prompt", "texts", "run", "resume", "init_from", "name", "data.path", "data.dir"})
+LITERAL_KEYS = frozenset(
+    {"prompt", "texts", "run", "resume", "init_from", "name"}
+    | {"data.path", "data.dir", "data.vocabulary", "data.document_marker"}
+)
 
 ALREADY_QUOTED = "--already-quoted"
 """First argument of a command whose values are in Hydra's grammar already: a sweep gives it to its jobs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from pathlib import Path
 
 import hydra
@@ -20,6 +21,8 @@ from transformer_xl.errors import UserError
 from transformer_xl.parsing import nearest
 
 VERSION_BASE = "1.3"
+EXIT_STATUS = 2
+"""Of a command that ends with a mistake."""
 _ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _ERRORS_OF_PATHS = _ERRORS_OF_DISKS | frozenset(
     {
@@ -27,6 +30,18 @@ _ERRORS_OF_PATHS = _ERRORS_OF_DISKS | frozenset(
         *(errno.EACCES, errno.EPERM, errno.EINVAL),
     }
 )
+
+
+def tell(sentence: str) -> int:
+    """Print a mistake's sentence on standard error; give the exit status that belongs to it."""
+    print(f"error: {one_line(sentence)}", file=sys.stderr)
+    return EXIT_STATUS
+
+
+def one_line(text: str) -> str:
+    """Write a sentence on one line; lines of code below it, which an empty line sets apart, stay lines."""
+    sentence, gap, code = text.partition("\n\n")
+    return " ".join(sentence.splitlines()) + gap + code
 
 
 def check_choices(choices: dict[str, str]) -> None:

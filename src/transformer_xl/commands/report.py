@@ -20,20 +20,23 @@ from rich.table import Table
 from transformer_xl.commands.screen import shown
 from transformer_xl.config import EvalConfig, LongEvalConfig
 from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.scores import Score, in_unit
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Score, in_words
 from transformer_xl.training import names
 
-_COMPRESSED_TOKENS = 20_000_000
+_COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.02
+_NARROW = {"bits a byte": "bits\na byte", "segment / memory": "segment /\nmemory"}  # 80 columns hold a unit more
 
 
 class Row(NamedTuple):
     """A line of the final table."""
 
     label: str
+    split: str
     score: Score
     lengths: EvalConfig | None
     tokens_per_second: float | None = None
@@ -111,25 +114,31 @@ def _read(
         zero_start=zero_start,
         autocast=autocast,
     )
-    return Row(label, score, lengths, score.tokens / (time.perf_counter() - began))
+    return Row(label, "test", score, lengths, score.tokens / (time.perf_counter() - began))
 
 
-def worded(score: Score, data: Dataset) -> str:
-    """Say a score in nats and in the unit of its vocabulary."""
-    unit = data.vocabulary.unit
-    return f"loss {score.loss:.4f} nats, {in_unit(score.loss, unit):.4f} {unit}"
+def worded(score: Score, data: Dataset, *, split: str) -> str:
+    """Say a score in nats and in the units of its corpus."""
+    figures = unit_of(data, split).shown(score.loss)
+    said = [f"{score.loss:.4f} nats", *(f"{value:.4f} {in_words(name)}" for name, value in figures.items())]
+    return f"loss {', '.join(said)}{beside_scores(data)}"
 
 
 def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
-    """Print the scores, a unigram model below them, and compressors as a footnote."""
-    unit = data.vocabulary.unit
-    table = Table(title=f"{data.name}: nats a token, and {unit}", title_justify="left")
-    for column in ("split", "loss", unit, "segment / memory", "predictions"):
-        table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
+    """Print the scores in nats and in the units of their corpus."""
+    splits = [row.split for row in rows] or ["train"]
+    units = list(dict.fromkeys(name for split in splits for name in unit_of(data, split).shown(0.0)))
+    *firsts, last = ["nats a token", *map(in_words, units)]
+    table = Table(title=f"{data.name}{beside_scores(data)}: {', '.join(firsts)}, and {last}", title_justify="left")
+    table.add_column("split")
+    for heading in ("loss", *map(in_words, units), "segment / memory", "predictions"):
+        narrow = _NARROW.get(heading, heading) if len(units) > 1 else heading
+        table.add_column(narrow, justify="right", no_wrap=True)
     for row in rows:
         lengths = "" if row.lengths is None else _lengths(row.lengths)
-        value = in_unit(row.score.loss, unit)
-        table.add_row(row.label, f"{row.score.loss:.4f}", f"{value:.4f}", lengths, f"{row.score.tokens:,}")
+        figures = unit_of(data, row.split).figures(row.score.loss)
+        cells = [f"{figures[unit]:.4f}" for unit in units]
+        table.add_row(row.label, f"{row.score.loss:.4f}", *cells, lengths, f"{row.score.tokens:,}")
     console.print(table)
     memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]
     if len(memory) > 1 and _tokens_a_lane(memory[0]) < 2 * _segment_len(memory[0]):
@@ -165,24 +174,27 @@ def _lengths(lengths: EvalConfig) -> str:
 
 def unigram_row(data: Dataset) -> Row:
     """Score the whole test split by training's token frequencies."""
-    return Row("test, unigram model", unigram_score(data), None)
+    return Row("test, unigram model", "test", unigram_score(data), None)
 
 
 def print_compressors(console: Console, data: Dataset) -> None:
     """Say what gzip and xz make of the test text, and why that is no score."""
-    if data.vocabulary.kind == "symbol" or data.vocabulary.unit != "bpc":
-        return  # nobody reads a compressor in perplexity
-    bits, tokens = compressed_bits(data, max_tokens=_COMPRESSED_TOKENS)
-    unit = data.vocabulary.unit
-    figures = ", ".join(f"{name} {in_unit(value * math.log(2), unit):.3f}" for name, value in bits.items())
+    unit = unit_of(data, "test")
+    if unit.tokens_per_byte is None:
+        return
+    bits, tokens = compressed_bits(data, max_tokens=max(1, int(_COMPRESSED_BYTES * unit.tokens_per_byte)))
+    name = BITS_PER_CHARACTER if unit.name == BITS_PER_CHARACTER else BITS_PER_BYTE  # nobody reads one in perplexity
+    figures = ", ".join(f"{by} {unit.figures(value * math.log(2))[name]:.3f}" for by, value in bits.items())
+    written = " as the vocabulary writes it, unknown words as <unk>" if unit.name == PERPLEXITY else ""
     console.print(
-        f"Footnote: {figures} {unit} on the first {tokens:,} tokens of the test text, which they saw themselves.",
+        f"Footnote: {figures} {in_words(name)} on the first {tokens:,} tokens of the test text{written}, "
+        "which they saw themselves.",
         soft_wrap=True,
     )
 
 
-def draw_losses(folder: Path, unit: str) -> Path:
-    """Draw training and validation loss against the step into `loss.png`."""
+def draw_losses(folder: Path, data: Dataset) -> Path:
+    """Draw training and validation loss against the step into `loss.png`, in the unit of the vocabulary."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -191,18 +203,18 @@ def draw_losses(folder: Path, unit: str) -> Path:
     train = logged_values(folder / "metrics.jsonl", names.TRAIN_LOSS)
     val = logged_values(folder / "metrics.jsonl", f"{names.VALIDATION}/{names.LOSS}")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    values = [in_unit(loss, unit) for _, loss in train]
+    unit = unit_of(data, "train")
+    values = [unit.of(loss) for _, loss in train]
+    validated = [unit_of(data, "valid").of(loss) for _, loss in val]
     steps = [step for step, _ in train]
     axes.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
     axes.plot(steps, _smoothed(values), color="tab:blue", label="training (smoothed)")
-    axes.plot(
-        [s for s, _ in val], [in_unit(loss, unit) for _, loss in val], "o-", color="tab:orange", label="validation"
-    )
-    tail = [*values[len(values) // 20 :], *(in_unit(loss, unit) for _, loss in val)]
+    axes.plot([step for step, _ in val], validated, "o-", color="tab:orange", label="validation")
+    tail = [*values[len(values) // 20 :], *validated]
     tail = [value for value in tail if math.isfinite(value)]
     if tail and max(tail) > 0:
         axes.set_ylim(min(tail) * 0.97, max(tail) * 1.03)
-    axes.set(xlabel="optimizer step", ylabel=unit)
+    axes.set(xlabel="optimizer step", ylabel=f"{in_words(unit.name)}{beside_scores(data)}")
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"

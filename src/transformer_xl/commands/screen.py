@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 
 from transformer_xl.config import Config
 from transformer_xl.data.lanes import Dataset, split_evenly
+from transformer_xl.data.units import beside_scores
 from transformer_xl.devices import other_devices
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import Plan
@@ -29,8 +30,8 @@ def opening_lines(
     )
     lines = [
         f"model    {config.model.kind}, {parameters:,} parameters, {embedding:,} of them embedding",
-        f"data     {data.name}, {data.vocabulary.kind} vocabulary of {data.vocabulary.size:,}: tokens "
-        + ", ".join(f"{split} {count:,}" for split, count in counts.items()),
+        f"data     {data.name}{beside_scores(data)}, {data.vocabulary.kind} vocabulary of {data.vocabulary.size:,}: "
+        "tokens " + ", ".join(f"{split} {count:,}" for split, count in counts.items()),
         f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256[:16]}",
         *([f"unknown  words outside the vocabulary: {unknown}"] if unknown else []),
         *(_training_lines(config, plan, model) if plan.max_steps > 0 else [_scoring_line(config)]),

@@ -7,25 +7,29 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.scores import Score, in_unit
+from transformer_xl.scores import Score, Unit
 
 _PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb", "torchmetrics")
 
 
-def metric(score: Score, *, unit: str, split: str, checkpoint: str, lengths: EvalConfig) -> dict[str, Any]:
-    """Put a score beside everything that it depends on."""
+def metric(
+    score: Score, *, unit: Unit, split: str, checkpoint: str, lengths: EvalConfig, read_as: Mapping[str, str]
+) -> dict[str, Any]:
+    """Put a score beside everything that it depends on; bits a byte too, wherever the data is text."""
     return {
         "loss": _finite(score.loss),
-        unit: _finite(in_unit(score.loss, unit)),
+        **{name: _finite(value) for name, value in unit.figures(score.loss).items()},
         "tokens": score.tokens,
         "split": split,
         "checkpoint": checkpoint,
         **dataclasses.asdict(lengths),
+        **read_as,
     }
 
 
@@ -46,6 +50,7 @@ class Summary:
     parameters: int = 0
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     data_checksum: str | None = None
+    read_as: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write `summary.json` to the run folder, whole or not at all."""

@@ -61,8 +61,8 @@ class TrainingRun:
             config = build.typed_config(composed)
         check(config)
         check_installed(config.optimizer)
-        self.config: Config = devices.with_device_settings(config)
         self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+        self.config: Config = devices.with_device_settings(config)
         self.console = Console(quiet=not self.is_main, highlight=False)
         self.summary = Summary(command=context.command)
         if self.is_main and not self.is_resumed and (self.folder / "config.yaml").exists():
@@ -108,7 +108,8 @@ class TrainingRun:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
-                self.say(f"start    {report.worded(module.scores[names.VALIDATION], data)} on the validation split")
+                start = report.worded(module.scores[names.VALIDATION], data, split="valid")
+                self.say(f"start    {start} on the validation split")
             resumed = self._last if checkpoint is not None else None
             if plan.max_steps > 0:
                 trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
@@ -136,7 +137,10 @@ class TrainingRun:
         elif checkpoint is not None and self.config.init_from is not None:
             vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
         extend = self.source is not None and self.config.init_vocabulary == "extend"
+        if not self.is_main:
+            self.config = run_config.without_rebuild(self.config)  # the main process has done so
         data = build.open_data(self.config, vocabulary=vocabulary, extend=extend, announce=self.say)
+        self.config = run_config.without_rebuild(self.config)  # nor shall a resume do it again
         if self.source is not None:
             init_from.check_vocabulary(self.source, data.vocabulary, self.config)
             if self.source.vocabulary is None:

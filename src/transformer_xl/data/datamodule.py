@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.pytorch import LightningDataModule
 
 from transformer_xl.config import DataConfig, EvalConfig
@@ -60,6 +61,11 @@ class LaneDataModule(LightningDataModule):
         assert self.trainer is not None
         return split_evenly(batch_size, self.trainer.world_size)[self.trainer.global_rank]
 
+    @property
+    def _device(self) -> torch.device:
+        assert self.trainer is not None
+        return self.trainer.strategy.root_device
+
     def train_dataloader(self) -> TrainStream:
         """Give the run's batches, from its first optimizer step to its last, over as many epochs as that takes."""
         return TrainStream(
@@ -69,6 +75,7 @@ class LaneDataModule(LightningDataModule):
             lane_chunks=self._config.lane_chunks,
             accumulate=self._accumulate,
             steps=self._max_steps,
+            device=self._device,
         )
 
     def tokens_after(self, step: int) -> int:
@@ -93,4 +100,5 @@ class LaneDataModule(LightningDataModule):
             segment_len=lengths.segment_len,
             stride=lengths.stride,
             lanes=self._lanes(lengths.batch_size),
+            device=self._device,
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.data.orders import Order
 from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.errors import UserError
 
@@ -77,6 +78,14 @@ class Dataset(Protocol):
     def unknown(self) -> Mapping[str, int]:
         """Count the words of each split that the vocabulary lacks."""
 
+    @property
+    def text_bytes(self) -> Mapping[str, int]:
+        """Count the bytes of UTF-8 that each split's text has; of no split where the data is no text."""
+
+    @property
+    def read_as(self) -> Mapping[str, str]:
+        """Settings, by name, that must stand beside every score of this corpus."""
+
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""
 
@@ -86,77 +95,89 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CorpusLanes:
-    """A flat array of N tokens, hence P = N - 1 predictions, in B lanes of p positions.
+    """A stream of N tokens, hence P = N - 1 predictions, in B lanes of p positions.
 
     Training drops the P mod B last predictions (`left_over`): p = floor(P / B). Evaluation pads the last lanes with
     targets that count for nothing: p = ceil(P / B).
+
+    Attributes:
+        order: the stream.
+        batch_size: lanes.
+        evaluation: see above.
+        resets: whether the first token of every document carries a reset; that of a lane always does.
     """
 
-    tokens: NDArray[np.unsignedinteger[Any]]
+    order: Order
     batch_size: int
     evaluation: bool
+    resets: bool
 
     @property
     def lane_len(self) -> int:
         """Positions in a lane."""
-        available = len(self.tokens) - 1
+        available = len(self.order) - 1
         return -(-available // self.batch_size) if self.evaluation else available // self.batch_size
 
     @property
     def predictions(self) -> int:
         """Positions that an epoch reads over all lanes, padding left out."""
-        return len(self.tokens) - 1 - self.left_over
+        return len(self.order) - 1 - self.left_over
 
     @property
     def left_over(self) -> int:
         """Predictions at the end of the tokens that no lane holds."""
-        return 0 if self.evaluation else (len(self.tokens) - 1) % self.batch_size
+        return 0 if self.evaluation else (len(self.order) - 1) % self.batch_size
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
-        """Read positions [start, stop) of contiguous lanes; every epoch reads the same."""
+        """Read positions [start, stop) of contiguous lanes."""
         assert 0 <= start < stop <= self.lane_len
-        last = len(self.tokens) - 1
+        count = len(self.order)
         # One more than the inputs: the last target, which at a lane's end is the next lane's first token.
         window = np.zeros((len(lanes), stop - start + 1), np.int64)
         targets = np.full((len(lanes), stop - start), NOT_COUNTED, np.int64)
-        for row, lane in enumerate(lanes):
-            first = lane * self.lane_len + start
-            found = self.tokens[first : first + stop - start + 1]
+        firsts = [min(lane * self.lane_len + start, count) for lane in lanes]
+        for row, first in enumerate(firsts):
+            found = self.order.read(epoch=epoch, start=first, stop=min(first + stop - start + 1, count))
             window[row, : len(found)] = found
-            here = min(stop - start, max(0, last - first))
-            targets[row, :here] = window[row, 1 : here + 1]
+            here = max(0, len(found) - 1)
+            targets[row, :here] = found[1:]
         resets = np.zeros(targets.shape, np.bool_)
+        if self.resets:
+            lasts = [min(first + stop - start, count) for first in firsts]
+            for row, places in enumerate(self.order.borders(epoch=epoch, starts=firsts, stops=lasts)):
+                resets[row, places - firsts[row]] = True
         resets[:, : max(0, 1 - start)] = True
         return Segment(tokens_BT=np.ascontiguousarray(window[:, :-1]), targets_BT=targets, resets_BT=resets)
 
     def counted(self, *, epoch: int, start: int, stop: int) -> int:
         """Count the targets of positions [start, stop) that are not `NOT_COUNTED`, over all lanes."""
         firsts = np.arange(self.batch_size, dtype=np.int64) * self.lane_len + start
-        return int(np.clip(len(self.tokens) - 1 - firsts, 0, stop - start).sum())
+        return int(np.clip(len(self.order) - 1 - firsts, 0, stop - start).sum())
 
 
-def training_lanes(tokens: NDArray[np.unsignedinteger[Any]], *, batch_size: int, segment_len: int) -> CorpusLanes:
+def training_lanes(order: Order, *, batch_size: int, segment_len: int, resets: bool) -> CorpusLanes:
     """Lay tokens out for training; `UserError` for fewer than B·T + 1 of them."""
     needed = batch_size * segment_len + 1
-    if len(tokens) < needed:
-        fits = [f"data.batch_size={(len(tokens) - 1) // segment_len}"] if len(tokens) > segment_len else []
-        fits += [f"data.segment_len={(len(tokens) - 1) // batch_size}"] if len(tokens) > batch_size else []
+    available = len(order)
+    if available < needed:
+        fits = [f"data.batch_size={(available - 1) // segment_len}"] if available > segment_len else []
+        fits += [f"data.segment_len={(available - 1) // batch_size}"] if available > batch_size else []
         raise UserError(
             f"data.batch_size is {batch_size} and data.segment_len is {segment_len}, which need at least {needed} "
-            f"training tokens, but the training split has {len(tokens)}: "
+            f"training tokens, but the training split has {available}: "
             + (" or ".join(fits) + " would fit" if fits else "a longer text is needed")
         )
-    return CorpusLanes(tokens=tokens, batch_size=batch_size, evaluation=False)
+    return CorpusLanes(order=order, batch_size=batch_size, evaluation=False, resets=resets)
 
 
-def evaluation_lanes(tokens: NDArray[np.unsignedinteger[Any]], *, batch_size: int, split: str) -> CorpusLanes:
+def evaluation_lanes(order: Order, *, batch_size: int, split: str, resets: bool) -> CorpusLanes:
     """Lay tokens out for evaluation; `UserError` naming the split for fewer than 2 of them."""
-    if len(tokens) < 2:
+    if len(order) < 2:
         raise UserError(
-            f"the {split} split has {len(tokens)} token{'' if len(tokens) == 1 else 's'}, and an evaluation needs at "
+            f"the {split} split has {len(order)} token{'' if len(order) == 1 else 's'}, and an evaluation needs at "
             "least 2: a longer text, or a larger share of it for this split"
         )
-    return CorpusLanes(tokens=tokens, batch_size=batch_size, evaluation=True)
+    return CorpusLanes(order=order, batch_size=batch_size, evaluation=True, resets=resets)
 
 
 def split_evenly(count: int, parts: int) -> list[range]:

@@ -121,6 +121,16 @@ class Recall:
         """Count nothing: every symbol is known."""
         return {}
 
+    @property
+    def text_bytes(self) -> dict[str, int]:
+        """Count nothing: symbols are no text."""
+        return {}
+
+    @property
+    def read_as(self) -> dict[str, str]:
+        """Name nothing: the symbols are read in one way only."""
+        return {}
+
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split; the training split has as many fresh ones in every epoch."""
         tokens = {"valid": self.config.eval_tokens, "test": self.config.eval_tokens}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_xl.data.ahead import copied_ahead
 from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, split_evenly
 from transformer_xl.data.segments import EvalWindows, Segments, Span
 from transformer_xl.errors import UserError
@@ -53,6 +54,7 @@ class TrainStream:
         lane_chunks: int,
         accumulate: int,
         steps: int,
+        device: torch.device,
     ) -> None:
         if len(lanes) < lane_chunks:
             raise UserError(
@@ -66,6 +68,7 @@ class TrainStream:
         ]
         self._accumulate = accumulate
         self._steps = steps
+        self._device = device
         assert accumulate >= 1
         self._batches = 0
         self._counted = -1, 0
@@ -76,9 +79,9 @@ class TrainStream:
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on from where the stream stands; a batch counts as handed out as soon as it is yielded."""
-        while self._batches < len(self):
-            batch = self._batch(self._batches)
-            self._batches += 1
+        rest = map(self._batch, range(self._batches, len(self)))
+        for batch in copied_ahead(rest, self._device):
+            self._batches += 1  # those that are only read ahead are not counted
             yield batch
 
     def state_dict(self) -> dict[str, int]:
@@ -120,11 +123,14 @@ class TrainStream:
 class EvalStream:
     """The segments or windows of this rank's lanes once through, from the start at each iteration."""
 
-    def __init__(self, *, source: LaneSource, segment_len: int, stride: int | None, lanes: range) -> None:
+    def __init__(
+        self, *, source: LaneSource, segment_len: int, stride: int | None, lanes: range, device: torch.device
+    ) -> None:
         self._source = source
         self._windows = EvalWindows(lane_len=source.lane_len, segment_len=segment_len, stride=stride)
         self._resets_each = stride is not None
         self._lanes = lanes
+        self._device = device
 
     def __len__(self) -> int:
         """Count the windows, the same on every rank."""
@@ -132,6 +138,9 @@ class EvalStream:
 
     def __iter__(self) -> Iterator[Batch]:
         """Read every window in order; `counted` is the window's own."""
+        return copied_ahead(self._batches(), self._device)
+
+    def _batches(self) -> Iterator[Batch]:
         for step, span in enumerate(self._windows, start=1):
             counted = _counted(self._source, span)
             batch = _read(self._source, span, lanes=self._lanes, counted=counted, step=step, micro=0, chunk=0)

@@ -7,15 +7,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformer_xl.data.vocabularies.base import FORMAT, Vocabulary
+from transformer_xl.data.vocabularies.base import EOD, FORMAT, UNK, Looked, Vocabulary
 from transformer_xl.data.vocabularies.characters import ByteVocabulary, CharVocabulary, RankedByteVocabulary
+from transformer_xl.data.vocabularies.foreign import load_tokenizer
+from transformer_xl.data.vocabularies.subword_training import train_bpe
+from transformer_xl.data.vocabularies.subwords import SubwordVocabulary
 from transformer_xl.data.vocabularies.symbols import SymbolVocabulary
 from transformer_xl.data.vocabularies.wikitext import WikitextVocabulary
 from transformer_xl.data.vocabularies.words import (
     EOS,
-    UNK,
     ListedWords,
-    Looked,
     SentenceVocabulary,
     WordVocabulary,
     split_words,
@@ -23,6 +24,7 @@ from transformer_xl.data.vocabularies.words import (
 from transformer_xl.errors import UserError
 
 __all__ = [
+    "EOD",
     "EOS",
     "UNK",
     "ByteVocabulary",
@@ -31,17 +33,20 @@ __all__ = [
     "Looked",
     "RankedByteVocabulary",
     "SentenceVocabulary",
+    "SubwordVocabulary",
     "SymbolVocabulary",
     "Vocabulary",
     "WikitextVocabulary",
     "WordVocabulary",
+    "load_tokenizer",
     "load_vocabulary",
     "split_words",
+    "train_bpe",
     "vocabulary_from_json",
 ]
 
 _OF_SYMBOLS = {cls.kind: cls for cls in (CharVocabulary, WordVocabulary, WikitextVocabulary, SentenceVocabulary)}
-_KINDS = [ByteVocabulary.kind, RankedByteVocabulary.kind, *_OF_SYMBOLS]
+_KINDS = [ByteVocabulary.kind, RankedByteVocabulary.kind, *_OF_SYMBOLS, SubwordVocabulary.kind]
 
 
 def vocabulary_from_json(data: Mapping[str, object]) -> Vocabulary:
@@ -50,7 +55,7 @@ def vocabulary_from_json(data: Mapping[str, object]) -> Vocabulary:
     if data.get("format") != FORMAT:
         raise UserError(f"a vocabulary has format {data.get('format')!a}, and this version reads format {FORMAT}")
     if kind == ByteVocabulary.kind:
-        return ByteVocabulary()
+        return ByteVocabulary(end_of_document=_flag(data, "end_of_document", default=False))
     if kind == RankedByteVocabulary.kind:
         values = data.get("values")
         if not isinstance(values, list) or not all(type(value) is int for value in values):
@@ -60,15 +65,34 @@ def vocabulary_from_json(data: Mapping[str, object]) -> Vocabulary:
         size = data.get("size")
         if type(size) is not int:
             raise UserError(f"a symbol vocabulary has size {size!a}, and must have a whole number")
-        return SymbolVocabulary(size)
+        return SymbolVocabulary(size, end_of_document=_flag(data, "end_of_document", default=False))
+    if kind == SubwordVocabulary.kind:
+        tokenizer, end = data.get("tokenizer"), data.get("end_of_document")
+        if not isinstance(tokenizer, dict) or not (end is None or type(end) is int):
+            raise UserError(f"a {kind} vocabulary needs a tokenizer.json under 'tokenizer', and an id or null for ends")
+        return SubwordVocabulary(tokenizer, end_of_document=end)
     if isinstance(kind, str) and kind in _OF_SYMBOLS:
-        symbols = data.get("symbols")
-        if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
-            raise UserError(f"a {kind} vocabulary needs a list of strings under 'symbols'")
-        if kind == WordVocabulary.kind:
-            return WordVocabulary(symbols, lower_case=data.get("lower_case") is True)
-        return _OF_SYMBOLS[kind](symbols)
+        return _of_symbols(kind, data)
     raise UserError(f"a vocabulary has kind {kind!a}, and must have {', '.join(_KINDS)} or symbol")
+
+
+def _of_symbols(kind: str, data: Mapping[str, object]) -> Vocabulary:
+    symbols = data.get("symbols")
+    if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
+        raise UserError(f"a {kind} vocabulary needs a list of strings under 'symbols'")
+    lower_case = _flag(data, "lower_case", default=False)
+    if kind == CharVocabulary.kind:
+        return CharVocabulary(symbols, lower_case=lower_case)
+    if kind == WordVocabulary.kind:
+        return WordVocabulary(symbols, lower_case=lower_case, line_ends=_flag(data, "line_ends", default=True))
+    return _OF_SYMBOLS[kind](symbols)
+
+
+def _flag(data: Mapping[str, object], name: str, *, default: bool) -> bool:
+    value = data.get(name, default)
+    if not isinstance(value, bool):
+        raise UserError(f"a vocabulary has {value!a} under '{name}', and must have true or false")
+    return value
 
 
 def load_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:

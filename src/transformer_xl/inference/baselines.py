@@ -51,7 +51,12 @@ def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float]
 
 
 def _bytes_of(ids: NDArray[np.int64], vocabulary: Vocabulary) -> bytes:
-    """Write tokens as the bytes that they stand for; those of a text that is no UTF-8 as they are."""
+    """Write tokens as the bytes that they stand for; those of a text that is no UTF-8 as they are.
+
+    The end of a document stands for none.
+    """
+    if vocabulary.end_of_document is not None:
+        ids = ids[ids != vocabulary.end_of_document]
     if isinstance(vocabulary, ByteVocabulary):
         return ids.astype(np.uint8).tobytes()
     if isinstance(vocabulary, RankedByteVocabulary):

@@ -52,6 +52,7 @@ def evaluate(
         segment_len=lengths.segment_len,
         stride=lengths.stride,
         lanes=range(lengths.batch_size),
+        device=device,
     )
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0

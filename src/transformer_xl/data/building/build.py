@@ -5,28 +5,36 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_xl.config import CorpusConfig, PublishedConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.data.building.cache import (
     FORMAT,
     SIDECAR,
+    SOURCES,
     VOCABULARY,
     building,
-    describe_sources,
-    open_cache,
+    file_sha256,
+    listing,
     publish,
+    start_file,
     token_file,
     write_json,
 )
-from transformer_xl.data.building.counting import build_vocabulary, extend_vocabulary, read_vocabulary_file
-from transformer_xl.data.building.encoding import Written, token_dtype, write_tokens
-from transformer_xl.data.building.pieces import piece_sha256
-from transformer_xl.data.building.reading import Reading, unspaced_note
-from transformer_xl.data.sources.files import SPLITS, Piece, Sources
-from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, Vocabulary
+from transformer_xl.data.building.counting import Counting, read_vocabulary_file
+from transformer_xl.data.building.encoding import Encoder, Written, token_dtype
+from transformer_xl.data.building.parallel import in_order
+from transformer_xl.data.building.preparing import Prepared, prepare
+from transformer_xl.data.building.reading import Reading, foreign_tokenizer, load_foreign_tokenizer, require_blanks
+from transformer_xl.data.building.token_splits import write_token_splits
+from transformer_xl.data.sources.files import SPLITS, SourceFile, Sources
+from transformer_xl.data.sources.published import deviations
+from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, SubwordVocabulary, Vocabulary
 from transformer_xl.errors import UserError
+
+_HASHED_TOGETHER = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +48,23 @@ class GivenVocabulary:
 def build_corpus(
     folder: Path,
     *,
+    config: StoredConfig,
     settings: dict[str, object],
     sources: Sources,
-    reading: Reading,
+    reading: Reading | None,
     given: GivenVocabulary | None,
     announce: Callable[[str], None],
 ) -> None:
-    """Turn sources into token files in `folder`, unless another builder is faster.
+    """Turn sources into token files in `folder`, replacing what is there.
+
+    Args:
+        folder: is there as a whole when this returns.
+        config: of the corpus.
+        settings: what the cache is known by.
+        sources: its files.
+        reading: how text becomes symbols; None: they are token ids already.
+        given: a vocabulary to read it with; None: its own.
+        announce: gets a line before and one after, one for each thing that is unusual, and some while it takes long.
 
     Raises:
         UserError: the text or the cache's place is at fault, or a given vocabulary lacks a character of the text.
@@ -57,60 +75,141 @@ def build_corpus(
     announce(f"data: turning {files} ({size / 1e6:,.1f} MB) of {sources.location} into token files, once")
     with building(folder) as temporary:
         try:
-            vocabulary, note = _vocabulary(sources, reading, given)
-            vocabulary.save(temporary / VOCABULARY)
-            written = {
-                split: write_tokens(reading, vocabulary, sources.splits[split], temporary / token_file(split))
-                for split in SPLITS
-            }
-            notes = [*sources.notes, note, unspaced_note(reading, sources.splits["train"])]
+            if isinstance(config, TokensConfig):
+                vocabulary, written = write_token_splits(config, sources, folder=temporary)
+                notes = list(sources.notes)
+            else:
+                assert isinstance(config, CorpusConfig)
+                assert reading is not None
+                work = _TextBuild(config, sources, reading, given, temporary, announce)
+                vocabulary, written, notes = work.run()
         except UserError:
             _require_unchanged(sources)  # or else what changed is the reason
             raise
-        sidecar = _sidecar(settings=settings, sources=sources, vocabulary=vocabulary, written=written)
+        checksums = _checksums(sources.files, announce=announce)
         _require_unchanged(sources)
-        write_json(temporary / SIDECAR, sidecar)
-        publish(temporary, folder, is_ready=lambda: open_cache(folder, settings=settings, sources=sources) is not None)
-    for line in filter(None, notes):
+        _write_sidecar(
+            temporary, settings=settings, sources=sources, checksums=checksums, vocabulary=vocabulary, written=written
+        )
+        publish(temporary, folder)
+    for line in notes:
         announce(f"data: {line}")
     announce(_summary(written, vocabulary, seconds=time.monotonic() - began, folder=folder))
 
 
-def _vocabulary(sources: Sources, reading: Reading, given: GivenVocabulary | None) -> tuple[Vocabulary, str | None]:
-    if given is not None:
-        if not given.extend:
-            return given.vocabulary, None
-        vocabulary, added = extend_vocabulary(given.vocabulary, reading, sources.splits)
-        return vocabulary, f"{added:,} symbols were added to the {given.vocabulary.size:,} of init_from"
-    if reading.kind == SentenceVocabulary.kind and sources.vocabulary is not None:
-        return read_vocabulary_file(sources.vocabulary.path), None
-    return build_vocabulary(reading, sources.splits), None
+@dataclass(frozen=True)
+class _TextBuild:
+    """Text to tokens: prepared, its vocabulary found, encoded."""
+
+    config: CorpusConfig
+    sources: Sources
+    reading: Reading
+    given: GivenVocabulary | None
+    folder: Path
+    announce: Callable[[str], None]
+
+    def run(self) -> tuple[Vocabulary, dict[str, Written], list[str]]:
+        prepared = prepare(self.config, self.sources, self.reading, folder=self.folder, announce=self.announce)
+        require_blanks(self.reading, prepared.splits["train"], setting=self.sources.setting)
+        vocabulary, notes = self._vocabulary(prepared)
+        vocabulary.save(self.folder / VOCABULARY)
+        encoder = Encoder(reading=self.reading, vocabulary=self.folder / VOCABULARY, announce=self.announce)
+        limit = self.config.max_eval_tokens if isinstance(self.config, TextConfig) else None
+        written = {
+            split: encoder.write(
+                prepared.splits[split],
+                tokens=self.folder / token_file(split),
+                starts=self.folder / start_file(split),
+                max_tokens=None if split == "train" else limit,
+            )
+            for split in SPLITS
+        }
+        prepared.remove_files()
+        notes = [*self.sources.notes, *prepared.notes, *notes]
+        if isinstance(self.config, PublishedConfig) and self.given is None:
+            counts = {split: found.tokens for split, found in written.items()}
+            notes += deviations(self.config, counts, vocabulary.size)
+        return vocabulary, written, notes
+
+    def _vocabulary(self, prepared: Prepared) -> tuple[Vocabulary, list[str]]:
+        """Find the vocabulary, and what is to be said about it."""
+        wants_end = self.config.end_of_document and self.reading.are_documents and prepared.documents > 1
+        counting = Counting(reading=self.reading, folder=self.folder, announce=self.announce)
+        given, notes = self.given, []
+        if given is not None and not given.extend:
+            return given.vocabulary, []
+        if given is not None:
+            vocabulary, added = counting.extend_vocabulary(given.vocabulary, prepared.splits)
+            added += wants_end and vocabulary.end_of_document is None
+            notes.append(f"{added:,} symbols were added to the {given.vocabulary.size:,} of init_from")
+        elif foreign_tokenizer(self.config) is not None:
+            vocabulary = load_foreign_tokenizer(self.config)
+            notes += self._lossy_note(vocabulary, prepared)
+        elif self.reading.kind == SentenceVocabulary.kind and self.sources.vocabulary is not None:
+            vocabulary = read_vocabulary_file(self.sources.vocabulary.path)
+        else:
+            vocabulary = counting.build_vocabulary(prepared.splits)
+        return vocabulary.with_end_of_document() if wants_end else vocabulary, notes
+
+    def _lossy_note(self, vocabulary: SubwordVocabulary, prepared: Prepared) -> list[str]:
+        sample = prepared.beginning("train")
+        if vocabulary.is_lossless(sample):
+            return []
+        return [f"{self.config.tokenizer} does not give this text back as it was: what it leaves out is not scored"]
 
 
-def _sidecar(
-    *, settings: dict[str, object], sources: Sources, vocabulary: Vocabulary, written: dict[str, Written]
-) -> dict[str, object]:
-    checksums = [piece_sha256(Piece(file.path, 0, file.size)) for file in sources.files]
+def _checksums(files: Sequence[SourceFile], *, announce: Callable[[str], None]) -> list[str]:
+    groups: list[list[Path]] = []
+    size = 0
+    for file in files:
+        if not groups or size + file.size > _HASHED_TOGETHER:
+            groups.append([])
+            size = 0
+        groups[-1].append(file.path)
+        size += file.size
+    found = in_order(_hash_files, groups, doing="taking checksums of the files", announce=announce)
+    return [checksum for group in found for checksum in group]
+
+
+def _hash_files(paths: Sequence[Path]) -> list[str]:
+    return [file_sha256(path) for path in paths]
+
+
+def _write_sidecar(
+    folder: Path,
+    *,
+    settings: dict[str, object],
+    sources: Sources,
+    checksums: Sequence[str],
+    vocabulary: Vocabulary,
+    written: Mapping[str, Written],
+) -> None:
     # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
-    listed = b"".join(
-        f"{checksum}  ".encode() + os.fsencode(file.name) + b"\n"
+    listed = hashlib.sha256()
+    for checksum, file in zip(checksums, sources.files, strict=True):
+        listed.update(f"{checksum}  ".encode() + os.fsencode(file.name) + b"\n")
+    described = [
+        {"path": file.name, "size": file.size, "mtime_ns": file.mtime_ns, "sha256": checksum}
         for checksum, file in zip(checksums, sources.files, strict=True)
-    )
-    described = zip(describe_sources(sources), checksums, strict=True)
-    return {
+    ]
+    write_json(folder / SOURCES, described)
+    names = [VOCABULARY, SOURCES, *map(token_file, SPLITS), *map(start_file, SPLITS)]
+    paths = [folder / name for name in names if (folder / name).exists()]
+    sidecar = {
         "format": FORMAT,
         "settings": settings,
+        "listing": listing(sources),
         "dtype": token_dtype(vocabulary.size).name,
-        "counts": {split: written[split].tokens for split in SPLITS},
-        "unknown": {split: written[split].unknown for split in SPLITS},
+        "splits": {split: found._asdict() for split, found in written.items()},
         "vocabulary": {"kind": vocabulary.kind, "size": vocabulary.size, "hash": vocabulary.hash()},
         "fingerprint": {
             "files": len(sources.files),
             "bytes": sum(file.size for file in sources.files),
-            "sha256": hashlib.sha256(listed).hexdigest(),
+            "sha256": listed.hexdigest(),
         },
-        "sources": [{**source, "sha256": checksum} for source, checksum in described],
+        "files": {path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)} for path in paths},
     }
+    write_json(folder / SIDECAR, sidecar)
 
 
 def _require_unchanged(sources: Sources) -> None:
@@ -125,7 +224,7 @@ def _require_unchanged(sources: Sources) -> None:
             )
 
 
-def _summary(written: dict[str, Written], vocabulary: Vocabulary, *, seconds: float, folder: Path) -> str:
+def _summary(written: Mapping[str, Written], vocabulary: Vocabulary, *, seconds: float, folder: Path) -> str:
     counts = ", ".join(f"{split} {written[split].tokens:,}" for split in SPLITS)
     total = sum(split.tokens for split in written.values())
     unknown = ", ".join(
@@ -133,8 +232,6 @@ def _summary(written: dict[str, Written], vocabulary: Vocabulary, *, seconds: fl
         for split, found in written.items()
         if found.unknown
     )
-    replaced = ""
-    if unknown:
-        assert isinstance(vocabulary, ListedWords)
-        replaced = f"; words outside the vocabulary, now {vocabulary.unknown}: {unknown}"
+    symbol = vocabulary.unknown if isinstance(vocabulary, ListedWords) else "<unk>"
+    replaced = f"; outside the vocabulary, now {symbol}: {unknown}" if unknown else ""
     return f"data: {total:,} tokens ({counts}) in {seconds:.1f} s, kept in {folder}{replaced}"

@@ -2,51 +2,182 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from transformer_xl.data.building.reading import Reading
-from transformer_xl.data.sources.files import Piece
+from transformer_xl.data.building.parallel import in_order
+from transformer_xl.data.building.reading import Reading, decoded
+from transformer_xl.data.building.splitting import between, into_jobs
+from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
+from transformer_xl.data.building.word_counts import WordCounts
 from transformer_xl.data.tokenizer import (
+    UNK,
     ByteVocabulary,
     CharVocabulary,
     ListedWords,
     RankedByteVocabulary,
     SentenceVocabulary,
+    SubwordVocabulary,
     Vocabulary,
     WikitextVocabulary,
     WordVocabulary,
+    train_bpe,
 )
 from transformer_xl.errors import UserError
 
 Symbol = TypeVar("Symbol")
 
+JOB_BYTES = 64 << 20
+"""Text that one process works on at a time."""
+_BPE_SAMPLE_BYTES = 200_000_000
+_BPE_WINDOW_BYTES = 1 << 20
+_BPE_SEED = 0
 
-def build_vocabulary(reading: Reading, splits: Mapping[str, Sequence[Piece]]) -> Vocabulary:
-    """Count the symbols, most frequent first: bytes and characters of all splits, words of the training split.
 
-    Equally frequent characters stand by code point; words and bytes by first occurrence as in the published
-    vocabularies.
-    """
-    pieces = [piece for split in splits.values() for piece in split]
-    if reading.kind == ByteVocabulary.kind:
-        return ByteVocabulary()
-    if reading.kind == RankedByteVocabulary.kind:
-        return RankedByteVocabulary(_bytes_by_frequency(reading, pieces))
-    if reading.kind == CharVocabulary.kind:
-        return CharVocabulary(_characters_by_frequency(reading, pieces))
-    words = _words_by_frequency(reading, pieces if reading.count_all else splits["train"])
-    if reading.kind == SentenceVocabulary.kind:
-        return SentenceVocabulary(_with(words, SentenceVocabulary.end, SentenceVocabulary.unknown))
-    listed = [ListedWords.end, *_with([word for word in words if word != ListedWords.end], ListedWords.unknown)]
-    if reading.kind == WikitextVocabulary.kind:
-        return WikitextVocabulary(listed)
-    assert reading.kind == WordVocabulary.kind
-    return WordVocabulary(listed, lower_case=reading.lower_case)
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """Counts symbols; `folder` takes what does not fit in memory, `announce` gets a line now and then."""
+
+    reading: Reading
+    folder: Path
+    announce: Callable[[str], None]
+
+    def build_vocabulary(self, splits: Mapping[str, Sequence[Stretch]]) -> Vocabulary:
+        """Count the symbols, most frequent first: bytes and characters of all splits, words of the training split.
+
+        Equally frequent characters stand by code point; words and bytes by first occurrence as in the published
+        vocabularies. Sub-words are learnt from the training split, from a sample of 200 MB of a larger one.
+        """
+        reading = self.reading
+        everything = [stretch for split in splits.values() for stretch in split]
+        if reading.kind == ByteVocabulary.kind:
+            return ByteVocabulary()
+        if reading.kind == RankedByteVocabulary.kind:
+            return RankedByteVocabulary(self._bytes(everything))
+        if reading.kind == CharVocabulary.kind:
+            unknown = [UNK] if reading.cuts_vocabulary else []
+            return CharVocabulary([*unknown, *self._characters(everything)], lower_case=reading.lower_case)
+        if reading.kind == SubwordVocabulary.kind:
+            assert reading.bpe_size is not None
+            return train_bpe(_sample(splits["train"]), size=reading.bpe_size)
+        words = self._words(everything if reading.count_all else splits["train"])
+        if reading.kind == SentenceVocabulary.kind:
+            return SentenceVocabulary(_with(words, SentenceVocabulary.end, SentenceVocabulary.unknown))
+        words = [word for word in words if word != ListedWords.end]
+        if reading.cuts_vocabulary and ListedWords.unknown not in words:
+            words.insert(0, ListedWords.unknown)  # there will be many of them
+        listed = [ListedWords.end, *_with(words, ListedWords.unknown)]
+        if reading.kind == WikitextVocabulary.kind:
+            return WikitextVocabulary(listed)
+        assert reading.kind == WordVocabulary.kind
+        return WordVocabulary(listed, lower_case=reading.lower_case, line_ends=not reading.drop_newlines)
+
+    def extend_vocabulary(
+        self, vocabulary: Vocabulary, splits: Mapping[str, Sequence[Stretch]]
+    ) -> tuple[Vocabulary, int]:
+        """Append the symbols that a vocabulary lacks, keeping the numbers of the old ones; count the new ones too."""
+        everything = [stretch for split in splits.values() for stretch in split]
+        if isinstance(vocabulary, RankedByteVocabulary):
+            values = _lacking(vocabulary.values, self._bytes(everything))
+            return RankedByteVocabulary([*vocabulary.values, *values]), len(values)
+        if isinstance(vocabulary, CharVocabulary):
+            characters = _lacking(vocabulary.symbols, self._characters(everything))
+            extended = CharVocabulary([*vocabulary.symbols, *characters], lower_case=vocabulary.lower_case)
+            return extended, len(characters)
+        if isinstance(vocabulary, ListedWords):
+            words = _lacking(vocabulary.symbols, self._words(splits["train"]))
+            return vocabulary.extended(words), len(words)
+        return vocabulary, 0
+
+    def _bytes(self, stretches: Iterable[Stretch]) -> list[int]:
+        counts: Counter[int] = Counter()
+        for found in self._counted(_count_bytes, stretches):
+            for value, count in found.items():
+                counts[value] += count
+        return [value for value, _ in counts.most_common()]
+
+    def _characters(self, stretches: Iterable[Stretch]) -> list[str]:
+        counts = np.zeros(0x110000, np.int64)
+        for found in self._counted(_count_characters, stretches):
+            counts[: len(found)] += found
+        codes = np.flatnonzero(counts >= self.reading.min_count)
+        ranked = codes[np.argsort(-counts[codes], kind="stable")]
+        return list(map(chr, ranked[: self.reading.max_size].tolist()))
+
+    def _words(self, stretches: Iterable[Stretch]) -> list[str]:
+        paths = list(self._counted(_count_words, stretches))
+        merged = WordCounts.merged(self.folder, paths)
+        return merged.most_common(min_count=self.reading.min_count, max_size=self.reading.max_size)
+
+    def _counted(self, count: Callable[[_Part], Symbol], stretches: Iterable[Stretch]) -> Iterator[Symbol]:
+        parts = [
+            _Part(self.reading, job, self.folder / f"counts-{uuid.uuid4().hex}")
+            for job in into_jobs(stretches, job_bytes=JOB_BYTES)
+        ]
+        return in_order(count, parts, doing="counting the vocabulary", announce=self.announce)
+
+
+class _Part(NamedTuple):
+    """Text to count, and where to leave counts of words."""
+
+    reading: Reading
+    stretches: list[Stretch]
+    target: Path
+
+
+def _count_bytes(part: _Part) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for stretch in part.stretches:
+        for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
+            data = part.reading.bytes(chunk.data)
+            found = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+            # Counter keeps the order of first occurrence, and breaks ties by it.
+            for value in sorted(np.flatnonzero(found).tolist(), key=data.index):
+                counts[value] += int(found[value])
+    return counts
+
+
+def _count_characters(part: _Part) -> NDArray[np.int64]:
+    counts = np.zeros(0x110000, np.int64)
+    for stretch in part.stretches:
+        for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
+            text = "".join(map(part.reading.text, decoded(chunk, stretch)))
+            found = np.bincount(np.frombuffer(text.encode("utf-32-le"), "<u4"))
+            counts[: len(found)] += found
+    return counts
+
+
+def _count_words(part: _Part) -> Path:
+    counts = WordCounts(part.target.parent)
+    for stretch in part.stretches:
+        for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
+            texts = decoded(chunk, stretch)
+            for number, text in enumerate(texts):
+                counts.update(part.reading.words(text, is_whole=chunk.ends or number + 1 < len(texts)))
+    counts.save(part.target)
+    return part.target
+
+
+def _sample(stretches: Sequence[Stretch]) -> Iterator[str]:
+    """Yield the texts that sub-words are learnt from: all, or windows that a fixed seed draws."""
+    total = total_size(stretches)
+    if total > _BPE_SAMPLE_BYTES:
+        windows = -(-total // _BPE_WINDOW_BYTES)
+        drawn = np.random.Generator(np.random.PCG64(_BPE_SEED)).permutation(windows)
+        taken = np.sort(drawn[: _BPE_SAMPLE_BYTES // _BPE_WINDOW_BYTES]).tolist()
+        starts = (window * _BPE_WINDOW_BYTES for window in taken)
+        stretches = [part for start in starts for part in between(stretches, start, start + _BPE_WINDOW_BYTES)]
+    for stretch in stretches:
+        for chunk in read_chunks(stretch, find_cut=character_border):
+            # a window may begin or end inside a character
+            yield from (part.decode(errors="ignore") for part in chunk.parts())
 
 
 def read_vocabulary_file(path: Path) -> Vocabulary:
@@ -63,52 +194,6 @@ def read_vocabulary_file(path: Path) -> Vocabulary:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{str(path)!r} is not a list of words: {error}") from error
-
-
-def extend_vocabulary(
-    vocabulary: Vocabulary, reading: Reading, splits: Mapping[str, Sequence[Piece]]
-) -> tuple[Vocabulary, int]:
-    """Append the symbols that a vocabulary lacks, keeping the numbers of the old ones; count the new ones too."""
-    pieces = [piece for split in splits.values() for piece in split]
-    if isinstance(vocabulary, RankedByteVocabulary):
-        values = _lacking(vocabulary.values, _bytes_by_frequency(reading, pieces))
-        return RankedByteVocabulary([*vocabulary.values, *values]), len(values)
-    if isinstance(vocabulary, CharVocabulary):
-        characters = _lacking(vocabulary.symbols, _characters_by_frequency(reading, pieces))
-        return CharVocabulary([*vocabulary.symbols, *characters]), len(characters)
-    if isinstance(vocabulary, ListedWords):
-        words = _lacking(vocabulary.symbols, _words_by_frequency(reading, splits["train"]))
-        return vocabulary.extended(words), len(words)
-    return vocabulary, 0
-
-
-def _bytes_by_frequency(reading: Reading, pieces: Iterable[Piece]) -> list[int]:
-    counts: Counter[int] = Counter()
-    for piece in pieces:
-        for chunk in reading.bytes(piece):
-            found = np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
-            # Counter keeps the order of first occurrence, and breaks ties by it.
-            for value in sorted(np.flatnonzero(found).tolist(), key=chunk.index):
-                counts[value] += int(found[value])
-    return [value for value, _ in counts.most_common()]
-
-
-def _characters_by_frequency(reading: Reading, pieces: Iterable[Piece]) -> list[str]:
-    counts = np.zeros(0x110000, np.int64)
-    for piece in pieces:
-        for text in reading.text(piece):
-            found = np.bincount(np.frombuffer(text.encode("utf-32-le"), "<u4"))
-            counts[: len(found)] += found
-    codes = np.flatnonzero(counts)
-    return [chr(code) for code in codes[np.argsort(-counts[codes], kind="stable")]]
-
-
-def _words_by_frequency(reading: Reading, pieces: Iterable[Piece]) -> list[str]:
-    counts: Counter[str] = Counter()
-    for piece in pieces:
-        for words in reading.words(piece):
-            counts.update(words)
-    return [word for word, _ in counts.most_common()]
 
 
 def _lacking(old: Iterable[Symbol], found: Iterable[Symbol]) -> list[Symbol]:

@@ -13,7 +13,7 @@ from transformer_xl.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 
-Format = Literal["text", "jsonl", "csv", "parquet"]
+Format = Literal["text", "jsonl", "csv", "tsv", "parquet", "npy", "raw", "json_ids", "ids"]
 Compression = Literal["gzip", "zstd", "xz"]
 
 
@@ -29,15 +29,17 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Text in a file, and how it is written there.
+    """Text or token ids in a file, and how they are written there.
 
     Attributes:
         file: that holds it.
-        format: plain text, or records of which `field` is the text.
+        format: plain text, records of which `field` is the text (`tsv`: csv with tabs), or token ids: an array, raw
+            numbers, JSON lists a line, or numbers between blanks.
         field: a key of JSON objects, or a column.
         compression: of the file as a whole.
         member: of the zip or tar archive that the file is; None: it is none.
         unpacked_limit: bytes that unpacking may give before the archive is refused as damaged or hostile.
+        dtype: of raw numbers; they are little-endian.
     """
 
     file: SourceFile
@@ -46,6 +48,7 @@ class Origin:
     compression: Compression | None = None
     member: str | None = None
     unpacked_limit: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

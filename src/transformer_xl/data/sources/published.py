@@ -1,133 +1,145 @@
-"""The paper's corpora in the files in which they were published."""
+"""The paper's corpora: found in a folder in any of their usual forms, else fetched once."""
 
 from __future__ import annotations
 
+import errno
 import os
-import re
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_xl.config import PublishedConfig
-from transformer_xl.data.building.cutting import cut_by_bytes
-from transformer_xl.data.sources.files import SPLITS, Piece, SourceFile, Sources, describe, reading_setting, whole_files
+from transformer_xl.data.locking import only_one
+from transformer_xl.data.sources.downloading import fetch
+from transformer_xl.data.sources.figures import EXPECTED, deviations
+from transformer_xl.data.sources.files import Sources, reading_setting
+from transformer_xl.data.sources.forms import (
+    LM1B_FOLDER,
+    LM1B_HELD_OUT,
+    LM1B_TRAINING,
+    LM1B_VOCABULARY,
+    Found,
+    Missing,
+    find_form,
+)
+from transformer_xl.data.sources.mirrors import MIRRORS
 from transformer_xl.errors import UserError
 
-_NAMES = {
-    "wikitext103": ("wiki.{}.tokens",),
-    "wikitext2": ("wiki.{}.tokens",),
-    "ptb": ("{}.txt", "ptb.{}.txt"),
+__all__ = ["EXPECTED", "deviations", "published_sources"]
+
+_WANTED = {
+    "wikitext103": "wikitext103's wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens (or train.txt, valid.txt, "
+    "test.txt), or wikitext-103-v1.zip, or the Hub's wikitext-103-v1/*.parquet",
+    "wikitext2": "wikitext2's wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens (or train.txt, valid.txt, "
+    "test.txt), or wikitext-2-v1.zip, or the Hub's wikitext-2-v1/*.parquet",
+    "enwik8": "the file enwik8 or enwik8.zip",
+    "text8": "the file text8 or text8.zip, or the Hub's data/*.parquet",
+    "ptb": "ptb's train.txt, valid.txt, test.txt or ptb.train.txt, ptb.valid.txt, ptb.test.txt, or "
+    "simple-examples.tgz, or the Hub's penn_treebank/*/*.parquet",
+    "lm1b": f"lm1b's {LM1B_TRAINING}/news.en-00001-of-00100 to -00099-of-00100 and {LM1B_HELD_OUT}, or "
+    f"{LM1B_FOLDER}.tar.gz, or the Hub's plain_text/*/*.parquet (and {LM1B_VOCABULARY}, if the published vocabulary "
+    "is to be used)",
 }
-"""Of the files of corpora that have one a split; the first that is there counts."""
-_CUT_BYTES = 100_000_000
-"""Size of enwik8 and of text8, which are one file each."""
-_LM1B_FOLDER = "1-billion-word-language-modeling-benchmark-r13output"
-_LM1B_TRAINING = "training-monolingual.tokenized.shuffled"
-_LM1B_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
-_LM1B_VOCABULARY = "1b_word_vocab.txt"
-_LM1B_PARTS = 99
-_LM1B_PART = re.compile(r"news\.en-(?!00000)\d{5}-of-00100")
-"""A training file's name. Part 00000 is the held-out text, whole."""
+"""What a folder must hold."""
 
 
-def published_sources(config: PublishedConfig) -> Sources:
-    """Find a published corpus's files in `data.dir`; `UserError` saying which it must hold where some are missing."""
-    wanted = _wanted(config.kind)
-    setting = "data.dir is not set" if config.dir is None else f"data.dir is {config.dir!r}"
+def published_sources(config: PublishedConfig, *, announce: Callable[[str], None]) -> Sources:
+    """Find a published corpus's files in `data.dir`, or fetch them once below `data.cache_dir`.
+
+    Args:
+        config: of the corpus.
+        announce: gets a line for each step of a download.
+
+    Raises:
+        UserError: files are missing or empty, or cannot be read, or none of their sources can be reached; it says
+            which file goes where.
+    """
+    if config.dir is None:
+        return _downloaded(config, announce=announce)
+    wanted = f"the folder that holds {_WANTED[config.kind]}"
+    setting = f"data.dir is {config.dir!r}"
     if not config.dir:
         raise UserError(f"{setting}, and must name {wanted}")
     folder = Path(os.path.expanduser(config.dir))
     if not folder.is_dir():
         raise UserError(f"{setting}, which is no folder here, and must name {wanted}")
     with reading_setting(setting, wanted=wanted):
-        if config.kind in _NAMES:
-            sources = _file_a_split(folder, names=_NAMES[config.kind], setting=setting, wanted=wanted)
-        elif config.kind == "lm1b":
-            sources = _lm1b(folder, setting=setting, wanted=wanted)
-        else:
-            sources = _cut_file(folder, name=config.kind, setting=setting, wanted=wanted)
-        empty = [file.name for file in sources.files if not file.size]
-        if empty:
-            raise UserError(f"{setting}, where {', '.join(empty)} is empty, and must name {wanted}")
-    return sources
+        form = find_form(config.kind, folder)
+        if isinstance(form, Missing):
+            raise UserError(f"{setting}, where {', '.join(form.names)} cannot be found, and must name {wanted}")
+        _require_text(form, setting=setting, wanted=f"must name {wanted}")
+        return _sources(form, setting=setting, folder=folder)
 
 
-def _wanted(kind: str) -> str:
-    if kind in _NAMES:
-        listed = " or ".join(", ".join(name.format(split) for split in SPLITS) for name in _NAMES[kind])
-        return f"the folder that holds {kind}'s {listed}"
-    if kind == "lm1b":
-        return (
-            f"the folder that holds lm1b's {_LM1B_TRAINING}/news.en-00001-of-00100 to -00099-of-00100 and "
-            f"{_LM1B_HELD_OUT} (and {_LM1B_VOCABULARY}, if the published vocabulary is to be used)"
-        )
-    return f"the folder that holds the file {kind}, unpacked"
+def _downloaded(config: PublishedConfig, *, announce: Callable[[str], None]) -> Sources:
+    folder = Path(os.path.expanduser(config.cache_dir)) / "downloads" / config.kind
+    setting = f"data.dir is not set, so that data={config.kind} is read from {str(folder)!r}"
+    wanted = f"the folder that holds {_WANTED[config.kind]}"
+    with reading_setting(setting, wanted=wanted):
+        form = find_form(config.kind, folder)
+    if isinstance(form, Missing):
+        if not config.download:
+            raise UserError(
+                f"data.download is false and {setting}, where {', '.join(form.names)} cannot be found; "
+                f"{_by_hand(config.kind, folder)}"
+            )
+        form = _fetched(config, folder, announce=announce)
+    _require_text(form, setting=setting, wanted=f"must be {wanted}; delete what is empty to fetch it again")
+    return _sources(form, setting=setting, folder=folder)
 
 
-def _file_a_split(folder: Path, *, names: tuple[str, ...], setting: str, wanted: str) -> Sources:
-    found = {
-        split: [path for path in (folder / name.format(split) for name in names) if path.is_file()] for split in SPLITS
-    }
-    _require([names[0].format(split) for split in SPLITS if not found[split]], setting=setting, wanted=wanted)
-    splits = {split: [describe(paths[0], name=paths[0].name)] for split, paths in found.items()}
-    files = [file for split in SPLITS for file in splits[split]]
-    return whole_files(setting=setting, location=folder.resolve(), splits=splits, files=files)
+def _fetched(config: PublishedConfig, folder: Path, *, announce: Callable[[str], None]) -> Found:
+    waiting = f"data: waiting for another process that fetches {config.kind} into {folder}"
+    with _writing(config), only_one(folder / "lock", announce=announce, waiting=waiting):
+        form = find_form(config.kind, folder)  # the other process may have fetched it
+        if isinstance(form, Found):
+            return form
+        failures = fetch(config.kind, folder, announce=announce)
+        form = find_form(config.kind, folder)
+    if isinstance(form, Found):
+        return form
+    reasons = "; ".join(failures) or f"what came lacks {', '.join(form.names)}"
+    raise UserError(f"data={config.kind} cannot be fetched: {reasons}; {_by_hand(config.kind, folder)}")
 
 
-def _cut_file(folder: Path, *, name: str, setting: str, wanted: str) -> Sources:
-    path = folder / name
-    _require([] if path.is_file() else [name], setting=setting, wanted=wanted)
-    file = describe(path, name=name)
-    note = (
-        f"{name} has {file.size:,} bytes here, and {_CUT_BYTES:,} where it was published; it is cut at 90 and 95 in a "
-        "hundred of them all the same, and its scores compare with no others"
+@contextmanager
+def _writing(config: PublishedConfig) -> Iterator[None]:
+    """Turn what the operating system says about the downloads' folder into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)!r})" if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise UserError(
+            f"data.cache_dir is {config.cache_dir!r}, where data={config.kind} cannot be kept: "
+            f"{error.strerror or error}{where}; it must name a folder {'with room' if full else 'that can be written'}"
+        ) from error
+
+
+def _by_hand(kind: str, folder: Path) -> str:
+    mirrors = MIRRORS[kind]
+    addresses = " or ".join(source.address for source in mirrors.sources)
+    also = f" (and {mirrors.also[0].address})" if mirrors.also else ""
+    return (
+        f"put {_WANTED[kind]} into {os.path.abspath(folder)!r}, or into any folder named by data.dir; by hand it is "
+        f"fetched from {addresses}{also}"
     )
-    ranges = cut_by_bytes(file.size)
+
+
+def _require_text(form: Found, *, setting: str, wanted: str) -> None:
+    empty = [file.name for file in form.files if not file.size]
+    if empty:
+        raise UserError(f"{setting}, where {', '.join(empty)} is empty, and {wanted}")
+
+
+def _sources(form: Found, *, setting: str, folder: Path) -> Sources:
     return Sources(
         setting=setting,
         location=folder.resolve(),
-        files=(file,),
-        splits={
-            split: (Piece(path, part.start, part.stop),) if part.start < part.stop else ()
-            for split, part in zip(SPLITS, ranges, strict=True)
-        },
-        notes=(note,) if file.size != _CUT_BYTES else (),
+        files=form.files,
+        splits=form.splits,
+        whole=form.whole,
+        cut=form.cut,
+        notes=form.notes,
+        vocabulary=form.vocabulary,
     )
-
-
-def _lm1b(folder: Path, *, setting: str, wanted: str) -> Sources:
-    root = folder / _LM1B_FOLDER if (folder / _LM1B_FOLDER).is_dir() else folder
-    training = root / _LM1B_TRAINING
-    names = sorted(os.listdir(training)) if training.is_dir() else []
-    parts = [name for name in names if _LM1B_PART.fullmatch(name)]
-    missing = [f"{_LM1B_TRAINING}/news.en-00001-of-00100"] if not parts else []
-    missing += [] if (root / _LM1B_HELD_OUT).is_file() else [_LM1B_HELD_OUT]
-    _require(missing, setting=setting, wanted=wanted)
-    train = [describe(training / name, name=f"{_LM1B_TRAINING}/{name}") for name in parts]
-    held_out = describe(root / _LM1B_HELD_OUT, name=_LM1B_HELD_OUT)
-    # The published preparation takes the same file for validation and for test.
-    splits = {"train": train, "valid": [held_out], "test": [held_out]}
-    vocabulary = _described_if_there([folder / _LM1B_VOCABULARY, root / _LM1B_VOCABULARY])
-    sources = whole_files(
-        setting=setting,
-        location=folder.resolve(),
-        splits=splits,
-        files=[*train, held_out, *([vocabulary] if vocabulary else [])],
-    )
-    notes = []
-    if len(parts) != _LM1B_PARTS:
-        notes.append(f"lm1b has {len(parts)} of its {_LM1B_PARTS} training files here")
-    if vocabulary is None:
-        notes.append(f"lm1b's {_LM1B_VOCABULARY} is not here; the vocabulary is counted in the training files")
-    return replace(sources, notes=tuple(notes), vocabulary=vocabulary)
-
-
-def _described_if_there(paths: list[Path]) -> SourceFile | None:
-    for path in paths:
-        if path.is_file():
-            return describe(path, name=path.name)
-    return None
-
-
-def _require(missing: list[str], *, setting: str, wanted: str) -> None:
-    if missing:
-        raise UserError(f"{setting}, where {', '.join(missing)} cannot be found, and must name {wanted}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,16 @@ from transformer_xl.errors import UserError
 
 FORMAT = 1
 """Of a vocabulary's JSON."""
+EOD = "<eod>"
+"""The symbol that ends a document."""
+UNK = "<unk>"
+
+
+class Looked(NamedTuple):
+    """Ids of symbols, and how many of the symbols the vocabulary lacks."""
+
+    ids: NDArray[np.int64]
+    unknown: int
 
 
 class Vocabulary(ABC):
@@ -25,7 +36,7 @@ class Vocabulary(ABC):
 
     kind: ClassVar[str]
     unit: ClassVar[str]
-    """Name of the score that belongs to these symbols: `bpc` or `ppl`."""
+    """Name of the score that belongs to these symbols: `bpc`, `bpb` or `ppl`."""
     by_frequency: ClassVar[bool]
     """Whether frequent symbols have small numbers, as an adaptive softmax needs; appended ones stand at the end."""
 
@@ -34,6 +45,18 @@ class Vocabulary(ABC):
     def size(self) -> int:
         """Count the symbols."""
 
+    @property
+    @abstractmethod
+    def end_of_document(self) -> int | None:
+        """Give the id of the symbol that ends a document, None where there is none.
+
+        No text is encoded to it, but for the word `<eod>` itself with a vocabulary of words; it is decoded to `<eod>`.
+        """
+
+    @abstractmethod
+    def with_end_of_document(self) -> Vocabulary:
+        """Give the same vocabulary with that symbol as its last id; itself where it has one."""
+
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.int64]:
         """Turn a text into ids; `UserError` where the vocabulary cannot say it."""
@@ -41,6 +64,10 @@ class Vocabulary(ABC):
     @abstractmethod
     def decode(self, ids: ArrayLike) -> str:
         """Turn ids (one dimension, each in [0, size)) into text."""
+
+    @abstractmethod
+    def symbol(self, number: int) -> str:
+        """Write the symbol of one id, in [0, size), for people: short, on one line."""
 
     @abstractmethod
     def to_json(self) -> dict[str, object]:
@@ -62,6 +89,47 @@ class Vocabulary(ABC):
             temporary.unlink(missing_ok=True)
 
 
+class ListedSymbols(Vocabulary):
+    """Symbols that are texts, by number; `<eod>` among them ends documents."""
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        require_symbols(symbols)
+        self.symbols = tuple(symbols)
+        self._end_of_document = self.symbols.index(EOD) if EOD in self.symbols else None
+
+    @property
+    def size(self) -> int:
+        """Count the symbols."""
+        return len(self.symbols)
+
+    @property
+    def end_of_document(self) -> int | None:
+        """Give the id of `<eod>`, None where it is not listed."""
+        return self._end_of_document
+
+    @abstractmethod
+    def extended(self, symbols: Sequence[str]) -> ListedSymbols:
+        """Append symbols, keeping the numbers of the old ones."""
+
+    def with_end_of_document(self) -> ListedSymbols:
+        """Give the same vocabulary with `<eod>` as its last symbol; itself where it has it."""
+        return self if self.end_of_document is not None else self.extended([EOD])
+
+    def symbol(self, number: int) -> str:
+        """Write a symbol as it is, or as a Python literal where that could not be read."""
+        return readable(self.symbols[number])
+
+    def to_json(self) -> dict[str, object]:
+        """Describe the vocabulary as plain JSON values."""
+        return {"format": FORMAT, "kind": self.kind, "symbols": list(self.symbols)}
+
+
+def readable(symbol: str) -> str:
+    """Write a symbol as it is, or as a Python literal where it has blanks, marks without a letter, or no glyphs."""
+    bare = not symbol or symbol != symbol.strip() or unicodedata.category(symbol[0]).startswith("M")
+    return ascii(symbol) if bare or not symbol.isprintable() else symbol
+
+
 def require_symbols(symbols: Sequence[str]) -> None:
     """Raise `UserError` for a list of symbols that is empty or names one twice."""
     if not symbols:
@@ -75,3 +143,19 @@ def flat_ids(ids: ArrayLike, *, size: int) -> NDArray[np.int64]:
     numbers = np.asarray(ids, np.int64).reshape(-1)
     assert not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < size), "ids lie in [0, size)"
     return numbers
+
+
+def utf8(text: str, *, restores_bytes: bool) -> bytes:
+    """Write a text as UTF-8; `UserError` naming half a character in it.
+
+    Args:
+        text: undecodable bytes of a command line arrive in it as surrogates.
+        restores_bytes: whether those leave as the bytes that they were, or are refused too.
+    """
+    try:
+        return text.encode("utf-8", errors="surrogateescape" if restores_bytes else "strict")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the text holds U+{ord(text[error.start]):04X} at place {error.start}, which is half a character, "
+            "and UTF-8 can write only whole ones"
+        ) from None

@@ -13,7 +13,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from transformer_xl.data.vocabularies.words import EOS, UNK
+from transformer_xl.data.vocabularies.base import UNK
+from transformer_xl.data.vocabularies.words import EOS
 from transformer_xl.errors import UserError
 
 SPECIAL = (EOS, UNK, "<formula>")
@@ -71,41 +72,38 @@ class MosesRules:
         self._detokenizer: Any = sacremoses.MosesDetokenizer("en")
         self._remembered: dict[str, list[str]] = {}
 
-    def split(self, text: str, *, following: str = "") -> list[str]:
+    def split(self, text: str) -> list[str]:
         r"""Split text whose lines end in `\n` into words, with `<eos>` for every line end.
 
-        Args:
-            text: begins at a line's beginning or after a cut that `last_cut` found.
-            following: the word's beginning that stands after a cut that ends the text; nothing at a line's end.
+        Text may be split in parts that `last_cut` finds.
         """
         lines = text.split("\n")
         words: list[str] = []
         for line in lines[:-1]:
-            words += self._split_line(line, following="")
+            words += self._split_line(line)
             words.append(EOS)
-        return words + self._split_line(lines[-1], following=following)
+        return words + self._split_line(lines[-1])
 
     def join(self, words: Sequence[str]) -> str:
         """Write the words of one line as text."""
         return _BETWEEN_NUMBERS.sub(r"\1", self._detokenizer.detokenize(words)).strip()
 
-    def _split_line(self, line: str, *, following: str) -> list[str]:
+    def _split_line(self, line: str) -> list[str]:
         if "<" not in line:
-            return self._split_part(line, following=following)
-        *parts, last = _AT_SPECIAL.split(line)
+            return self._split_part(line)
         words: list[str] = []
-        for part in parts:
-            words += [part] if part in SPECIAL else self._split_part(part, following="")
-        return words + self._split_part(last, following=following)
+        for part in _AT_SPECIAL.split(line):
+            words += [part] if part in SPECIAL else self._split_part(part)
+        return words
 
-    def _split_part(self, part: str, *, following: str) -> list[str]:
+    def _split_part(self, part: str) -> list[str]:
         part = part.strip()
         if not part:
             return []
         segments = _SAFE_BLANKS.split(part)
         remembered = self._remembered
         found = []
-        for segment, after in zip(segments, chain(segments[1:], [following]), strict=True):
+        for segment, after in zip(segments, chain(segments[1:], [""]), strict=True):
             # Whether a full stop ends a sentence, and becomes a word, depends on what comes next.
             key = segment + self._kind_of(after) if segment[-1:] == "." else segment
             found.append(remembered.get(key) or self._split_segment(segment, key[len(segment) :]))
@@ -169,5 +167,7 @@ def last_cut(text: str) -> int:
         return after_line
     last = 0
     for blank in _SAFE_BLANKS.finditer(text):
-        last = blank.start()
+        # whether a full stop is a word of its own depends on what comes next
+        if text[blank.start() - 1] != ".":
+            last = blank.start()
     return last

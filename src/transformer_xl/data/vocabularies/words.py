@@ -5,28 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import repeat
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.data.vocabularies.base import FORMAT, Vocabulary, flat_ids, require_symbols
+from transformer_xl.data.vocabularies.base import UNK, ListedSymbols, Looked, flat_ids, require_symbols
 from transformer_xl.errors import UserError
 
 EOS = "<eos>"
-UNK = "<unk>"
 SENTENCE = "<S>"
 _UNDEFINED = -1
 
 
-class Looked(NamedTuple):
-    """Ids of words, and how many of the words became unknown because the vocabulary lacks them."""
-
-    ids: NDArray[np.int64]
-    unknown: int
-
-
-class ListedWords(Vocabulary):
+class ListedWords(ListedSymbols):
     """Words by number, with one that ends a line and one that stands for every word that is not listed."""
 
     unit = "ppl"
@@ -35,14 +27,8 @@ class ListedWords(Vocabulary):
     unknown: ClassVar[str] = UNK
 
     def __init__(self, symbols: Sequence[str]) -> None:
-        require_symbols(symbols)
-        self.symbols = tuple(symbols)
+        super().__init__(symbols)
         self._id_of_word = {word: number for number, word in enumerate(symbols)}
-
-    @property
-    def size(self) -> int:
-        """Count the symbols."""
-        return len(self.symbols)
 
     @abstractmethod
     def extended(self, symbols: Sequence[str]) -> ListedWords:
@@ -60,34 +46,34 @@ class ListedWords(Vocabulary):
         """Give the words of ids."""
         return [self.symbols[number] for number in flat_ids(ids, size=self.size).tolist()]
 
-    def to_json(self) -> dict[str, object]:
-        """Describe the vocabulary as plain JSON values."""
-        return {"format": FORMAT, "kind": self.kind, "symbols": list(self.symbols)}
-
 
 class WordVocabulary(ListedWords):
     """Words as the published code splits them: by white space, `<eos>` (id 0) at every line's end.
 
-    Case is kept, unless `lower_case`, as for the Penn Treebank.
+    Case is kept, unless `lower_case`, as for the Penn Treebank: as `str.lower` has it, which depends on no letter
+    beyond white space. Without `line_ends` a line end is a blank like any other; `<eos>` keeps its id all the same, so
+    that both ways of reading have the same numbers.
     """
 
     kind = "word"
 
-    def __init__(self, symbols: Sequence[str], *, lower_case: bool = False) -> None:
+    def __init__(self, symbols: Sequence[str], *, lower_case: bool = False, line_ends: bool = True) -> None:
         require_eos_and_unk(symbols)
         super().__init__(symbols)
         self.lower_case = lower_case
+        self.line_ends = line_ends
 
     def extended(self, symbols: Sequence[str]) -> WordVocabulary:
         """Append words, keeping the numbers of the old ones."""
-        return WordVocabulary([*self.symbols, *symbols], lower_case=self.lower_case)
+        return WordVocabulary([*self.symbols, *symbols], lower_case=self.lower_case, line_ends=self.line_ends)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Turn a text into ids, `<eos>` for every line end in it; unknown words become `<unk>`.
 
         A last line without a line end gets no `<eos>`, so that a prompt can stop inside a line; a corpus closes it.
         """
-        return self.look_up(split_words(plain_lines(text), lower_case=self.lower_case)).ids
+        end = self.end if self.line_ends else None
+        return self.look_up(split_words(plain_lines(text), lower_case=self.lower_case, end=end)).ids
 
     def decode(self, ids: ArrayLike) -> str:
         """Join the words of ids by blanks, `<eos>` as a line end."""
@@ -95,8 +81,9 @@ class WordVocabulary(ListedWords):
 
     def to_json(self) -> dict[str, object]:
         """Describe the vocabulary as plain JSON values."""
-        # Written only where it says something, so that the hash of every other vocabulary stays what it was.
-        return super().to_json() | ({"lower_case": True} if self.lower_case else {})
+        # Written only where they say something, so that the hash of every other vocabulary stays what it was.
+        lower_case = {"lower_case": True} if self.lower_case else {}
+        return super().to_json() | lower_case | ({} if self.line_ends else {"line_ends": False})
 
 
 class SentenceVocabulary(ListedWords):
@@ -141,9 +128,10 @@ def plain_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def split_words(text: str, *, lower_case: bool = False, end: str = EOS) -> list[str]:
-    r"""Split text whose lines end in `\n` into words by white space, with `end` for every line end."""
-    return (text.lower() if lower_case else text).replace("\n", f" {end} ").split()
+def split_words(text: str, *, lower_case: bool = False, end: str | None = EOS) -> list[str]:
+    r"""Split text whose lines end in `\n` into words by white space, with `end`, if any, for every line end."""
+    cased = text.lower() if lower_case else text
+    return cased.split() if end is None else cased.replace("\n", f" {end} ").split()
 
 
 def _joined(words: Sequence[str], *, end: str) -> str:

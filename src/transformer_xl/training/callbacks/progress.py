@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from transformer_xl.scores import in_unit
+from transformer_xl.scores import Unit
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
 
@@ -20,11 +21,19 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressDisplay(Callback):
     """Follows the recorder: shows only what has been fetched from the device anyway."""
 
-    def __init__(self, *, recorder: Recorder, max_steps: int, unit: str) -> None:
-        """Take the recorder, the run's length in optimizer steps, and the score's unit."""
+    def __init__(self, *, recorder: Recorder, max_steps: int, units: Mapping[str, Unit], beside: str) -> None:
+        """Take what is shown.
+
+        Args:
+            recorder: whose newest step is shown.
+            max_steps: the run's length in optimizer steps.
+            units: of each split: train, valid, test.
+            beside: what must stand beside each score of this corpus.
+        """
         self._recorder = recorder
         self._max_steps = max_steps
-        self._unit = unit
+        self._units = units
+        self._beside = beside
         self._console = Console()
         self._bar: Progress | None = None
         self._task: Any = None
@@ -55,7 +64,7 @@ class ProgressDisplay(Callback):
         if latest is None or latest.step == self._shown_step or not trainer.is_global_zero:
             return
         self._shown_step = latest.step
-        figures = f"{self._figures(latest.loss)}  {latest.tokens_per_second:,.0f} tokens/s"
+        figures = f"{_figures(latest.loss, unit=self._units['train'])}  {latest.tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=latest.step, figures=figures)
         elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or latest.step == self._max_steps:
@@ -70,15 +79,10 @@ class ProgressDisplay(Callback):
             return
         if self._recorder.latest is not None:
             self._shown_step = self._recorder.latest.step  # older than the line below
-        loss = pl_module.scores[names.VALIDATION].loss
+        figures = _figures(pl_module.scores[names.VALIDATION].loss, unit=self._units["valid"]) + self._beside
         self._console.print(
-            f"step {trainer.global_step}/{self._max_steps}  validation {self._figures(loss)}", highlight=False
+            f"step {trainer.global_step}/{self._max_steps}  validation {figures}", highlight=False, soft_wrap=True
         )
-
-    def _figures(self, loss: float | None) -> str:
-        if loss is None:
-            return "loss none (nothing counted)"
-        return f"loss {loss:.3f}  {self._unit} {in_unit(loss, self._unit):.3f}"
 
     def _left(self, step: int) -> str:
         first, start = self._start
@@ -97,3 +101,9 @@ class ProgressDisplay(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _figures(loss: float | None, *, unit: Unit) -> str:
+    if loss is None:
+        return "loss none (nothing counted)"
+    return f"loss {loss:.3f}  {unit.name} {unit.of(loss):.3f}"

@@ -11,7 +11,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_xl.data.stream import Batch
 from transformer_xl.errors import UserError
-from transformer_xl.scores import in_unit
+from transformer_xl.scores import Unit
 from transformer_xl.training import names
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.throughput import Stopwatch, measured_peak_flops
@@ -55,7 +55,7 @@ class Recorder(Callback):
         flops_a_token: float,
         peak_flops: float | None,
         clip: float | None,
-        unit: str,
+        units: Mapping[str, Unit],
     ) -> None:
         """Take what the figures need.
 
@@ -66,7 +66,7 @@ class Recorder(Callback):
             flops_a_token: useful operations of training on one token.
             peak_flops: operations a second of all devices together; None: measured when training starts.
             clip: largest gradient norm; None: no clipping.
-            unit: `ppl` or `bpc`.
+            units: of each split: train, valid, test.
         """
         self.latest: Latest | None = None
         self._path = folder / "metrics.jsonl"
@@ -75,7 +75,7 @@ class Recorder(Callback):
         self._flops_a_token = flops_a_token
         self._peak_flops = peak_flops
         self._clip = clip
-        self._unit = unit
+        self._units = units
         self._steps: list[_Step] = []
         self._nll_sum: Tensor | None = None
         self._watch = Stopwatch()
@@ -113,15 +113,15 @@ class Recorder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the validation loss."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self.record(trainer, trainer.global_step, self._scores(pl_module, names.VALIDATION))
+            self.record(trainer, trainer.global_step, self._scores(pl_module, names.VALIDATION, self._units["valid"]))
 
     def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the test loss."""
-        self.record(trainer, trainer.global_step, self._scores(pl_module, names.TEST))
+        self.record(trainer, trainer.global_step, self._scores(pl_module, names.TEST, self._units["test"]))
 
-    def _scores(self, module: LanguageModule, stage: str) -> dict[str, float | None]:
+    def _scores(self, module: LanguageModule, stage: str, unit: Unit) -> dict[str, float | None]:
         loss = module.scores[stage].loss
-        return {f"{stage}/{names.LOSS}": loss, f"{stage}/{self._unit}": in_unit(loss, self._unit)}
+        return {f"{stage}/{name}": value for name, value in {names.LOSS: loss, **unit.figures(loss)}.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write what is left."""
@@ -172,10 +172,10 @@ class Recorder(Callback):
         tokens: int,
         seconds: float,
     ) -> dict[str, float | None]:
-        loss = losses[-1]
+        loss, unit = losses[-1], self._units["train"]
         values: dict[str, float | None] = {
             names.TRAIN_LOSS: loss,
-            f"train/{self._unit}": None if loss is None else in_unit(loss, self._unit),
+            f"train/{unit.name}": None if loss is None else unit.of(loss),
             names.GRADIENT_NORM: norms[-1],
             names.LEARNING_RATE: steps[-1].lr,
             names.TOKENS_PER_SECOND: tokens / seconds,

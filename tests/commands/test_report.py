@@ -1,0 +1,192 @@
+"""What is printed and kept of a score: its units, and what must stand beside it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.data.made_up import MadeUp, made_up
+from transformer_xl.commands.comparison import print_comparison
+from transformer_xl.commands.report import Row, draw_losses, print_compressors, print_table, worded
+from transformer_xl.commands.summary import metric
+from transformer_xl.commands.tables import JobRecord
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.tokenizer import ByteVocabulary, CharVocabulary, SymbolVocabulary, WordVocabulary
+from transformer_xl.data.units import unit_of
+from transformer_xl.scores import Score
+
+LENGTHS = EvalConfig(batch_size=2, segment_len=32, mem_len=64, clamp_len=None, same_length=False, stride=None)
+WORDS = WordVocabulary(["<eos>", "<unk>", "one", "two"])
+DROPPED = {"newline": "drop"}
+EIGHT = Score(math.log(8), 10)  # three bits a token
+
+
+class SubWords(SymbolVocabulary):
+    unit = "bpb"
+
+
+def printed(data: MadeUp, *rows: Row, width: int = 80) -> list[str]:
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        print_table(console, list(rows), data)
+    return captured.get().splitlines()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+
+
+TEST = Row("test", "test", EIGHT, LENGTHS)
+
+
+def test_bytes_have_one_unit() -> None:
+    title, _, header, _, row, _ = printed(made_up(ByteVocabulary(), text_bytes=10), TEST)
+    assert title.rstrip() == "text: nats a token, and bpc"
+    assert cells(header) == ["split", "loss", "bpc", "segment / memory", "predictions"]
+    assert cells(row) == ["test", "2.0794", "3.0000", "32 / 64", "10"]
+
+
+def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
+    data = made_up(WORDS, text_bytes=20)
+    rows = (TEST, Row("test, unigram model", "test", Score(9.0, 123_456_789), None))
+    title, _, *header, _, test, unigram, _ = printed(data, *rows)
+    assert title.rstrip() == "text: nats a token, ppl, and bits a byte"
+    headings = [" ".join(parts).strip() for parts in zip(*map(cells, header), strict=True)]
+    assert headings == ["split", "loss", "ppl", "bits a byte", "segment / memory", "predictions"]
+    assert cells(test) == ["test", "2.0794", "8.0000", "1.5000", "32 / 64", "10"]
+    assert cells(unigram) == ["test, unigram model", "9.0000", "8103.0839", "6.4921", "", "123,456,789"]
+
+
+def test_sub_words_have_bits_a_byte() -> None:
+    title, _, header, _, row, _ = printed(made_up(SubWords(4), text_bytes=20), TEST)
+    assert title.rstrip() == "text: nats a token, and bits a byte"
+    assert cells(header) == ["split", "loss", "bits a byte", "segment / memory", "predictions"]
+    assert cells(row)[:3] == ["test", "2.0794", "1.5000"]
+
+
+def test_each_row_is_read_with_its_own_splits_tokens_a_byte() -> None:
+    splits = {"train": np.zeros(8), "valid": np.zeros(10), "test": np.zeros(10)}
+    data = MadeUp(vocabulary=WORDS, splits=splits, text_bytes={"train": 80, "valid": 20, "test": 40})
+    lines = printed(data, Row("validation", "valid", EIGHT, LENGTHS), TEST)
+    assert [cells(line)[3] for line in lines[-3:-1]] == ["1.5000", "0.7500"]
+
+
+def test_what_is_no_text_has_no_bits_a_byte() -> None:
+    title, *_ = printed(made_up(SymbolVocabulary(4)), TEST)
+    assert title.rstrip() == "text: nats a token, and bpc"
+
+
+def test_a_table_of_no_rows_has_a_title() -> None:
+    title, *_ = printed(made_up(ByteVocabulary(), text_bytes=10))
+    assert title.rstrip() == "text: nats a token, and bpc"
+
+
+def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
+    data = made_up(ByteVocabulary(), text_bytes=10, name="enwik8", read_as=DROPPED)
+    assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats a token, and bpc"
+    assert worded(EIGHT, data, split="valid") == "loss 2.0794 nats, 3.0000 bpc (newline=drop)"
+    assert worded(EIGHT, made_up(WORDS, text_bytes=20), split="valid") == (
+        "loss 2.0794 nats, 8.0000 ppl, 1.5000 bits a byte"
+    )
+
+
+def test_a_kept_score_has_bits_a_byte_and_everything_that_it_depends_on() -> None:
+    data = made_up(WORDS, text_bytes=20, read_as=DROPPED)
+    kept = metric(
+        EIGHT,
+        unit=unit_of(data, "test"),
+        split="test",
+        checkpoint="best",
+        lengths=LENGTHS,
+        read_as=data.read_as,
+    )
+    assert kept == {
+        "loss": EIGHT.loss,
+        "ppl": pytest.approx(8),
+        "bpb": pytest.approx(1.5),
+        "tokens": 10,
+        "split": "test",
+        "checkpoint": "best",
+        "batch_size": 2,
+        "segment_len": 32,
+        "mem_len": 64,
+        "clamp_len": None,
+        "same_length": False,
+        "stride": None,
+        "newline": "drop",
+    }
+
+
+def footnote(data: MadeUp) -> str:
+    console = Console(width=80, highlight=False)
+    with console.capture() as captured:
+        print_compressors(console, data)
+    return captured.get()
+
+
+def sizes(text: bytes) -> tuple[float, float]:
+    return len(gzip.compress(text, 9)) * 8, len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) * 8
+
+
+def test_compressors_of_bytes_are_in_the_bytes_unit() -> None:
+    text = b"one two one\n" * 9
+    ids = np.frombuffer(text, np.uint8)
+    data = MadeUp(vocabulary=ByteVocabulary(), splits={"test": ids}, text_bytes={"test": len(text)})
+    by_gzip, by_xz = (bits / (len(text) - 1) for bits in sizes(text[:-1]))
+    assert footnote(data) == (
+        f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bpc on the first 107 tokens of the test text, which they saw "
+        "themselves.\n"
+    )
+
+
+def test_compressors_of_words_are_in_bits_a_byte_of_the_text_itself() -> None:
+    """Half of the text's bytes are of words that the vocabulary lacks, and which no compressor is shown."""
+    ids = np.array([2, 3, 1, 0] * 50)
+    data = MadeUp(vocabulary=WORDS, splits={"test": ids}, text_bytes={"test": 800})
+    by_gzip, by_xz = (bits / 199 * 200 / 800 for bits in sizes(WORDS.decode(ids[:-1]).encode()))
+    assert footnote(data) == (
+        f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bits a byte on the first 199 tokens of the test text as the "
+        "vocabulary writes it, unknown words as <unk>, which they saw themselves.\n"
+    )
+
+
+def test_no_compressor_reads_what_is_no_text() -> None:
+    assert footnote(made_up(SymbolVocabulary(4))) == ""
+
+
+@pytest.mark.parametrize("vocabulary", [CharVocabulary(["a"]), WORDS, SubWords(4)])
+def test_losses_are_drawn_in_the_unit_of_the_vocabulary(tmp_path: Path, vocabulary: CharVocabulary) -> None:
+    lines = [{"step": step, "tokens": step, "name": "train/loss", "value": 1.0} for step in (1, 2)]
+    lines.append({"step": 2, "tokens": 2, "name": "val/loss", "value": 1.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    picture = draw_losses(tmp_path, made_up(vocabulary, text_bytes=20, read_as=DROPPED))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def job(tmp_path: Path, number: int, summary: dict[str, object], *, data: str) -> JobRecord:
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(summary))
+    overrides = [f"row=r{number}", f"data={data}"]
+    return JobRecord(sweep="s", number=number, overrides=overrides, objective=1.0, exit_code=0, folder=str(folder))
+
+
+def test_a_comparison_shows_each_vocabularys_own_unit_and_what_stands_beside_the_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"bytes": {"bpc": 1.5, "bpb": 1.5}, "words": {"ppl": 60.0, "bpb": 1.25}, "sub-words": {"bpb": 1.125}}
+    records = [
+        job(tmp_path, number, {"metrics": {"test": {"mem_len": 7, **values}}, "read_as": read_as}, data=data)
+        for number, ((data, values), read_as) in enumerate(zip(figures.items(), (DROPPED, {}, {}), strict=True))
+    ]
+    print_comparison(records)
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:5]]
+    found = {[cell.strip() for cell in row if cell][1]: [cell.strip() for cell in row if cell][4] for row in rows}
+    assert found == {"bytes newline=drop": "1.5000 bpc", "sub-words": "1.1250 bpb", "words": "60.0000 ppl"}

@@ -27,6 +27,14 @@ TINY_MODEL = [
     "model.d_inner=32",
     "model.mem_len=7",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 QUIET = [
     "logger=none",
     "callbacks.throughput.peak_flops=1e11",

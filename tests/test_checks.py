@@ -38,7 +38,7 @@ Run = Callable[..., Outcome]
         (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
         (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),
         (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),
-        (["data.newline=drop", "data.tokenizer=word"], ["data.newline", "'word'"]),
+        (["data.newline=drop", "data.tokenizer=wikitext"], ["data.newline", "'wikitext'"]),
     ],
     ids=str,
 )

@@ -22,7 +22,11 @@ from transformer_xl.model.registry import make_model
 
 CONF = REPOSITORY / "conf"
 PUBLISHED = ["wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"]
-GIVEN = {"text": ["data.path=some.txt"], **{name: ["data.dir=some"] for name in PUBLISHED}}
+GIVEN = {
+    "text": ["data.path=some.txt"],
+    "tokens": ["data.path=some.npy", "data.vocab_size=10"],
+    **{name: ["data.dir=some"] for name in PUBLISHED},
+}
 GLOBAL = ("experiment", "row")  # files that combine choices of other groups
 
 

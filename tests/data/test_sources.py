@@ -230,12 +230,14 @@ def test_a_split_without_files_is_refused(split: str, tmp_path: Path, text_confi
 
 
 @pytest.mark.parametrize("split", ["auto", "files"])
-def test_a_file_of_no_split_beside_training_files_is_refused(
+def test_a_file_of_no_split_beside_those_of_all_is_left_out_with_a_note(
     split: str, tmp_path: Path, text_config: TextConfigs
 ) -> None:
     folder = write_all(tmp_path / "texts", ["train.txt", "valid.txt", "test.txt", "README", "a", "b", "trains.txt"])
-    with pytest.raises(UserError, match=r"data\.path is .*'README', 'a', 'b', 1 more .*neither of train\*, valid\*"):
-        found(text_config(folder, split=split))
+    sources = found(text_config(folder, split=split))
+    assert [file.name for file in sources.files] == ["train.txt", "valid.txt", "test.txt"]
+    assert "left out" in sources.notes[0]
+    assert sources.notes[0].endswith(": 'README', 'a', 'b', 1 more")
 
 
 def test_one_file_cannot_be_three_splits(tmp_path: Path, text_config: TextConfigs) -> None:

@@ -80,8 +80,9 @@ def test_undecodable_bytes_of_a_command_line_stay_the_bytes_they_were() -> None:
 
 @pytest.mark.parametrize("character", ["c", "\u4e2d", "\U0001f600", "\ud800"])
 def test_a_missing_character_is_named_with_its_place(character: str) -> None:
-    with pytest.raises(UserError, match=f"U\\+{ord(character):04X}.* place 2"):
-        CharVocabulary(["a", "b"]).encode(f"ab{character}b{character}")
+    for known in (CharVocabulary(["a", "b"]), CharVocabulary(["a", "b", EOD])):
+        with pytest.raises(UserError, match=f"U\\+{ord(character):04X}.* place 2.* only the 2 characters"):
+            known.encode(f"ab{character}b{character}")
 
 
 def test_words_end_lines_with_eos_blank_lines_too() -> None:
@@ -134,8 +135,9 @@ def test_ranked_bytes_are_the_utf8() -> None:
     assert ranked.encode("e\u00e9\n").tolist() == [0, 2, 1, 3]
     assert ranked.decode([0, 2, 1, 3]) == "e\u00e9\n"
     assert ranked.decode([0, 2]) == "e\ufffd"
-    with pytest.raises(UserError, match=r"byte 0x61 at place 3.*only the 4 bytes"):
-        ranked.encode("e\u00e9a")
+    for known in (ranked, ranked.with_end_of_document()):
+        with pytest.raises(UserError, match=r"byte 0x61 at place 3.*only the 4 bytes"):
+            known.encode("e\u00e9a")
 
 
 def test_sentences_have_a_mark_on_both_sides() -> None:
@@ -214,6 +216,8 @@ def test_symbols_are_shown_on_one_line() -> None:
     assert [WORDS.symbol(number) for number in range(4)] == ["<eos>", "the", "cat", "<unk>"]
     assert WordVocabulary(["<eos>", "a\x00", "<unk>"]).symbol(1) == r"'a\x00'"
     assert SymbolVocabulary(8).symbol(7) == "7"
+    assert WordVocabulary(["<eos>", "a" * 100_000, "<unk>"]).symbol(1) == "a" * 37 + "..."
+    assert len(WordVocabulary(["<eos>", "\U0001f600\u200d" * 100, "<unk>"]).symbol(1)) == 40
 
 
 @pytest.mark.parametrize(
@@ -232,6 +236,7 @@ def test_symbols_are_shown_on_one_line() -> None:
         '{"format": 1, "kind": "char", "symbols": ["a", 1]}',
         '{"format": 1, "kind": "char", "symbols": ["a", "a"]}',
         '{"format": 1, "kind": "char", "symbols": ["ab"]}',
+        '{"format": 1, "kind": "char", "symbols": ["\\ud800"]}',
         '{"format": 1, "kind": "word", "symbols": ["a", "<eos>", "<unk>"]}',
         '{"format": 1, "kind": "word", "symbols": ["<eos>", "a"]}',
         '{"format": 1, "kind": ["char"]}',
@@ -244,6 +249,7 @@ def test_symbols_are_shown_on_one_line() -> None:
         '{"format": 1, "kind": "ranked_byte", "values": [1, 1]}',
         '{"format": 1, "kind": "ranked_byte", "values": [true, 2]}',
         '{"format": 1, "kind": "ranked_byte", "values": [256, 256]}',
+        '{"format": 1, "kind": "ranked_byte", "values": [256]}',
         '{"format": 1, "kind": "ranked_byte", "values": [-1]}',
         '{"format": 1, "kind": "symbol", "size": true}',
         '{"format": 1, "kind": "ranked_byte", "values": [257]}',

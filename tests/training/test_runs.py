@@ -107,7 +107,8 @@ def folder_of_lines(tmp_path: Path) -> Path:
 
 
 def test_bits_a_byte_of_words_come_from_each_splits_own_tokens_and_bytes(tiny_run: Run, folder_of_lines: Path) -> None:
-    outcome = tiny_run("data.tokenizer=word", f"data.path={folder_of_lines}", "trainer.log_every_n_steps=1")
+    options = ["data.tokenizer=word", f"data.path={folder_of_lines}", "data.end_of_document=false"]
+    outcome = tiny_run(*options, "trainer.log_every_n_steps=1")
     assert outcome.status == 0
     for stage, tokens_per_byte in (("val", 4 / 7), ("test", 4 / 11)):  # three words and <eos>
         losses, bits = outcome.values(f"{stage}/loss"), outcome.values(f"{stage}/bpb")
@@ -129,8 +130,8 @@ def test_bits_a_byte_equal_those_of_the_bytes_themselves(tiny_run: Run) -> None:
 def test_dropped_line_ends_are_named_beside_every_score(
     tiny_run: Run, folder_of_lines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["data.tokenizer=byte", f"data.path={folder_of_lines}", "trainer.enable_progress_bar=true"]
-    outcome = tiny_run(*options, "data.newline=drop", "callbacks.report.memory_tokens=50")
+    options = ["data.tokenizer=byte", f"data.path={folder_of_lines}", "data.end_of_document=false", "data.newline=drop"]
+    outcome = tiny_run(*options, "trainer.enable_progress_bar=true", "callbacks.report.memory_tokens=50")
     assert {values.get("newline") for key, values in outcome.summary["metrics"].items() if key != "train"} == {"drop"}
     assert outcome.summary["read_as"] == {"newline": "drop"}
     printed = capsys.readouterr().out

@@ -117,10 +117,11 @@ def test_files_that_are_named_after_splits(folder: Path, config: Configs) -> Non
     assert len(sources.files) == 5
 
 
-def test_a_file_of_no_split_beside_them_is_refused(folder: Path, config: Configs) -> None:
-    fill(folder, "train.txt", "valid.txt", "test.txt", "extra.txt")
-    with pytest.raises(UserError, match=r"data\.path is '.*ids', where 'extra\.txt' is neither of train"):
-        token_sources(config(folder))
+def test_a_file_of_no_split_beside_them_is_left_out_with_a_note(folder: Path, config: Configs) -> None:
+    fill(folder, "train.txt", "valid.txt", "test.txt", "extra.md")
+    sources = token_sources(config(folder))
+    assert len(sources.files) == 3
+    assert "'extra.md'" in sources.notes[0]
 
 
 @pytest.mark.parametrize("split", ["auto", "files"])

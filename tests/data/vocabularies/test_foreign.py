@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.data.vocabularies.tokenizers_of_others import SPLITTING, byte_level, of_whole_pieces
+from tests.data.vocabularies.tokenizers_of_others import SPLITTING, byte_level, contents, like_bert, of_whole_pieces
 from tests.interop.hub_server import HubServer, serving
 from transformer_xl.data.tokenizer import load_tokenizer
 from transformer_xl.data.vocabularies import foreign
@@ -87,6 +87,14 @@ def test_a_damaged_file_is_named(written: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(written, encoding="latin-1", errors="replace")
     refused(str(tmp_path), "tokenizer.json")
     refused(str(tmp_path / "tokenizer.json"), "is no tokenizer.json")
+
+
+def test_a_tokenizer_that_cannot_say_any_text_is_named(tmp_path: Path) -> None:
+    described = contents(like_bert())
+    del described["model"]["vocab"]["[UNK]"]
+    described["added_tokens"] = [described["added_tokens"][0] | {"content": "</s>", "special": True}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    refused(str(tmp_path), "is no tokenizer.json", "UNK")
 
 
 def test_a_corpus_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ _TEMPORARY = ".building-"
 _LOCK = "lock"
 _UNLOCKED_FOR_SECONDS = 3600
 _HASHED_AT_ONCE = 4 << 20
+_OF_FULL_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 class CachedSplit(NamedTuple):
@@ -192,6 +193,8 @@ def writing_below(cache_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None and error.errno not in _OF_FULL_DISKS:
+            raise  # it is about something else, such as the screen
         if error.filename is not None and not Path(os.fsdecode(error.filename)).is_relative_to(cache_dir):
             raise
         raise UserError(

@@ -62,22 +62,26 @@ class Counting:
         if reading.kind == RankedByteVocabulary.kind:
             return RankedByteVocabulary(self._bytes(everything))
         if reading.kind == CharVocabulary.kind:
-            unknown = [UNK] if reading.cuts_vocabulary else []
-            return CharVocabulary([*unknown, *self._characters(everything)], lower_case=reading.lower_case)
+            characters = self._characters(everything)
+            unknown = [UNK] if self._may_lack_some(characters) else []
+            return CharVocabulary([*unknown, *characters], lower_case=reading.lower_case)
         if reading.kind == SubwordVocabulary.kind:
             assert reading.bpe_size is not None
             return train_bpe(_sample(splits["train"]), size=reading.bpe_size)
         words = self._words(everything if reading.count_all else splits["train"])
         if reading.kind == SentenceVocabulary.kind:
             return SentenceVocabulary(_with(words, SentenceVocabulary.end, SentenceVocabulary.unknown))
-        words = [word for word in words if word != ListedWords.end]
-        if reading.cuts_vocabulary and ListedWords.unknown not in words:
-            words.insert(0, ListedWords.unknown)  # there will be many of them
+        unknown = [ListedWords.unknown] if self._may_lack_some(words) and ListedWords.unknown not in words else []
+        words = [*unknown, *(word for word in words if word != ListedWords.end)]
         listed = [ListedWords.end, *_with(words, ListedWords.unknown)]
         if reading.kind == WikitextVocabulary.kind:
             return WikitextVocabulary(listed)
         assert reading.kind == WordVocabulary.kind
         return WordVocabulary(listed, lower_case=reading.lower_case, line_ends=not reading.drop_newlines)
+
+    def _may_lack_some(self, symbols: Sequence[str]) -> bool:
+        """Say whether some of the text's symbols may have been left out: there will be many unknown ones."""
+        return self.reading.min_count > 1 or len(symbols) == self.reading.max_size
 
     def extend_vocabulary(
         self, vocabulary: Vocabulary, splits: Mapping[str, Sequence[Stretch]]

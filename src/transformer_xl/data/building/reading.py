@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer_xl.config import TOKENIZERS, CorpusConfig, CountedConfig, PublishedConfig, TextConfig
+from transformer_xl.data.building.decoding import is_utf8
 from transformer_xl.data.building.text import (
     Chunk,
     FindCut,
@@ -82,11 +83,6 @@ class Reading:
     def is_of_words(self) -> bool:
         """Say whether symbols are words between blanks."""
         return self.kind in _OF_WORDS
-
-    @property
-    def cuts_vocabulary(self) -> bool:
-        """Say whether a symbol of the text may be missing in the vocabulary that is counted in it."""
-        return self.min_count > 1 or self.max_size is not None
 
     def find_cut(self, vocabulary: Vocabulary | None) -> FindCut:
         """Give the function that finds where a chunk may end."""
@@ -197,7 +193,7 @@ def is_raw(config: CorpusConfig, reading: Reading) -> bool:
     """Say whether the files' bytes are the symbols, whatever they stand for."""
     if not reading.is_of_bytes:
         return False
-    return not isinstance(config, TextConfig) or (config.encoding == "utf-8" and config.errors == "strict")
+    return not isinstance(config, TextConfig) or (is_utf8(config.encoding) and config.errors == "strict")
 
 
 def _kind_of(config: CorpusConfig) -> str:

@@ -107,8 +107,7 @@ def _together(file: BinaryIO, rows: NDArray[np.int64], *, begins: bool, ends: bo
     lengths = rows[:, 1] - rows[:, 0]
     runs = [0, *(np.flatnonzero(rows[1:, 0] != rows[:-1, 1]) + 1).tolist(), len(rows)]
     data = b"".join(
-        _read(file, int(rows[start, 0]), int(rows[stop - 1, 1]) - int(rows[start, 0]))
-        for start, stop in pairwise(runs)
+        _read(file, int(rows[start, 0]), int(rows[stop - 1, 1]) - int(rows[start, 0])) for start, stop in pairwise(runs)
     )
     starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()[:-1]])
     return Chunk(data=data, starts=starts if begins else starts[1:], ends=ends, places=rows[:, 0])

@@ -91,12 +91,13 @@ def _text(config: TextConfig) -> Sources:
     location, files, is_one_file = list_files(config.path, setting=setting, wanted=_WANTED)
     splits, others = split_by_name(files)
     if config.split == "files" or (config.split == "auto" and splits["train"] and not is_one_file):
-        require_splits(splits, others, setting=setting)
+        notes = require_splits(splits, others, setting=setting)
         return Sources(
             setting=setting,
             location=location,
             files=tuple(file for split in SPLITS for file in splits[split]),
             splits={split: _origins(splits[split], config=config, setting=setting) for split in SPLITS},
+            notes=notes,
         )
     return Sources(
         setting=setting,

@@ -101,10 +101,11 @@ def walk(root: Path, *, keep_folder: Callable[[str], bool], keep_file: Callable[
     """List the regular files below a folder, sorted by their names with forward slashes; `OSError` where it cannot."""
     found = []
     for folder, names in _folders(str(root), keep_folder=keep_folder):
+        beginning = "" if Path(folder) == root else f"{Path(folder).relative_to(root).as_posix()}/"
         for name in filter(keep_file, names):
             path = Path(folder, name)
             if path.is_file():
-                found.append(describe(path, name=path.relative_to(root).as_posix()))
+                found.append(describe(path, name=beginning + name))
     return sorted(found, key=_name)
 
 
@@ -128,21 +129,21 @@ def split_by_name(files: Sequence[SourceFile]) -> tuple[dict[str, list[SourceFil
     return splits, others
 
 
-def require_splits(splits: dict[str, list[SourceFile]], others: Sequence[SourceFile], *, setting: str) -> None:
-    """Refuse files of which not all splits have one, or some are of none."""
+def require_splits(
+    splits: dict[str, list[SourceFile]], others: Sequence[SourceFile], *, setting: str
+) -> tuple[str, ...]:
+    """Refuse files of which not all splits have one; give notes on those that are of none."""
     missing = [split for split in SPLITS if not splits[split]]
-    remedy = "or data.split be fraction or hash"
     if missing:
         there = [file.name for split in SPLITS for file in splits[split]] + [file.name for file in others]
         raise UserError(
             f"{setting}, where no file's or folder's name begins with {' or '.join(missing)} beside "
-            f"{_first(there)}: there must be train*, valid* and test*, {remedy}"
+            f"{_first(there)}: there must be train*, valid* and test*, or data.split be fraction or hash"
         )
-    if others:
-        raise UserError(
-            f"{setting}, where {_first([file.name for file in others])} is neither of train*, valid* nor test*, as "
-            f"others are: each file's or folder's name must begin so, {remedy}"
-        )
+    if not others:
+        return ()
+    names = _first([file.name for file in others])
+    return (f"left out, since others are named train*, valid* and test*: {names}",)
 
 
 def _first(names: Sequence[str]) -> str:

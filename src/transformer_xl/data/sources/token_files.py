@@ -43,17 +43,20 @@ def token_sources(config: TokensConfig) -> Sources:
     files = [file for file in files if vocabulary is None or file.path.resolve() != vocabulary.path]
     if not files:
         raise UserError(f"{setting}, where only data.vocabulary is, and must name {_WANTED}")
-    _check_forms(files, config=config, setting=setting)
     splits, others = split_by_name(files)
     if config.split == "files" or (config.split == "auto" and splits["train"] and not is_one_file):
-        require_splits(splits, others, setting=setting)
+        notes = require_splits(splits, others, setting=setting)
+        files = [file for split in SPLITS for file in splits[split]]
+        _check_forms(files, config=config, setting=setting)
         return Sources(
             setting=setting,
             location=location,
-            files=(*(file for split in SPLITS for file in splits[split]), *beside),
+            files=(*files, *beside),
             splits={split: _origins(splits[split], config) for split in SPLITS},
+            notes=notes,
             vocabulary=vocabulary,
         )
+    _check_forms(files, config=config, setting=setting)
     return Sources(
         setting=setting,
         location=location,

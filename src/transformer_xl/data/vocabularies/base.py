@@ -22,6 +22,7 @@ FORMAT = 1
 EOD = "<eod>"
 """The symbol that ends a document."""
 UNK = "<unk>"
+_SHOWN_CHARACTERS = 40
 
 
 class Looked(NamedTuple):
@@ -125,17 +126,27 @@ class ListedSymbols(Vocabulary):
 
 
 def readable(symbol: str) -> str:
-    """Write a symbol as it is, or as a Python literal where it has blanks, marks without a letter, or no glyphs."""
+    """Write a symbol as it is, or as a Python literal where it has blanks, marks without a letter, or no glyphs.
+
+    Of a long one only the beginning is written.
+    """
     bare = not symbol or symbol != symbol.strip() or unicodedata.category(symbol[0]).startswith("M")
-    return ascii(symbol) if bare or not symbol.isprintable() else symbol
+    written = ascii(symbol) if bare or not symbol.isprintable() else symbol
+    return written if len(written) <= _SHOWN_CHARACTERS else f"{written[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def require_symbols(symbols: Sequence[str]) -> None:
-    """Raise `UserError` for a list of symbols that is empty or names one twice."""
+    """Raise `UserError` for a list of symbols that is empty, names one twice, or has one that UTF-8 cannot write."""
     if not symbols:
         raise UserError("a vocabulary has no symbols, and must have at least 1")
     if len(set(symbols)) != len(symbols):
         raise UserError("a vocabulary names a symbol twice, and each must be named once")
+    try:
+        "".join(symbols).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"a vocabulary has a symbol with U+{ord(error.object[error.start]):04X}, which is half a character"
+        ) from None
 
 
 def flat_ids(ids: ArrayLike, *, size: int) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 _BORDER = re.compile(rb"(?<=[0-9A-Za-z\x80-\xff])(?:[ \t\r\n]|\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])")
 _WINDOW = 1 << 12
+_WIDEST_BORDER = 3
 _WIDEST_CHARACTER = 4
 
 PROBES = (
@@ -38,7 +39,8 @@ def last_border(data: bytes) -> int:
     stop = len(data)
     while stop > 0:
         start = max(stop - _WINDOW, 0)
-        places = [border.start() for border in _BORDER.finditer(data, start, stop)]
+        # a border that begins in this window may end in the next
+        places = [border.start() for border in _BORDER.finditer(data, start, stop + _WIDEST_BORDER - 1)]
         for place in reversed(places):
             if data[place - 1] < 0x80 or _follows_letter(data, place):
                 return place

@@ -47,8 +47,8 @@ class ByteVocabulary(Vocabulary):
         return _END if self._ends else None
 
     def with_end_of_document(self) -> ByteVocabulary:
-        """Give the bytes with the end of a document as number 256."""
-        return ByteVocabulary(end_of_document=True)
+        """Give the bytes with the end of a document as number 256; itself where it has one."""
+        return self if self._ends else ByteVocabulary(end_of_document=True)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Turn a text into the bytes of its UTF-8."""
@@ -82,7 +82,7 @@ class RankedByteVocabulary(Vocabulary):
     by_frequency = True
 
     def __init__(self, values: Sequence[int]) -> None:
-        if not values or len(set(values)) != len(values) or not all(0 <= value <= _END for value in values):
+        if set(values) <= {_END} or len(set(values)) != len(values) or not all(0 <= value <= _END for value in values):
             raise UserError(
                 f"a vocabulary of ranked bytes must name at least one number below 256, or {_END} for the end of a "
                 "document, and each once"
@@ -122,9 +122,10 @@ class RankedByteVocabulary(Vocabulary):
         missing = np.flatnonzero(ids == _UNDEFINED)
         if len(missing):
             place = int(missing[0])
+            listed = self.size - (self.end_of_document is not None)
             raise UserError(
                 f"the text's UTF-8 holds the byte {encoded[place]:#04x} at place {place}, counted from 0, and the "
-                f"vocabulary lacks it: it has only the {self.size} bytes of its corpus"
+                f"vocabulary lacks it: it has only the {listed} bytes of its corpus"
             )
         return ids
 
@@ -198,9 +199,10 @@ class CharVocabulary(ListedSymbols):
             if len(lowered) != len(text):
                 ends = accumulate(len(one.lower()) for one in text)
                 place = next(number for number, end in enumerate(ends) if end > missing[0])
+            listed = self.size - (self.end_of_document is not None)
             raise UserError(
                 f"the text holds {character!a} (U+{ord(character):04X}) at place {place}, counted from 0, and the "
-                f"character vocabulary lacks it: it has only the {self.size} characters of its corpus"
+                f"character vocabulary lacks it: it has only the {listed} characters of its corpus"
             )
         return ids
 

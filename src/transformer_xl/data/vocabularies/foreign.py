@@ -45,14 +45,13 @@ def load_tokenizer(name: str) -> SubwordVocabulary:
         contents = json.loads(path.read_bytes())
         if not isinstance(contents, dict):
             raise UserError("it must be a JSON object")
-        vocabulary = SubwordVocabulary(contents, end_of_document=None)
+        return SubwordVocabulary(contents, end_of_document=None).with_special(ENDS_OF_DOCUMENTS)
     except OSError as error:
         raise UserError(f"data.tokenizer is {name!r}, and {str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"data.tokenizer is {name!r}, and {str(path)!r} is no {FILE} as the library tokenizers writes it: {error}"
         ) from error
-    return vocabulary.with_special(ENDS_OF_DOCUMENTS)
 
 
 def _find(name: str) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -97,10 +98,8 @@ class SubwordVocabulary(Vocabulary):
             else:
                 parts.append(text)
             counts.append(len(parts) - before)
-        try:
+        with _refusing("the tokenizer cannot say the text"):
             encodings = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-        except Exception as error:  # the library raises nothing more particular
-            raise UserError(f"the tokenizer cannot say the text: {error}") from error
         found = iter([np.array(encoding.ids, np.int64) for encoding in encodings])
         return [np.concatenate([next(found) for _ in range(count)]) for count in counts]
 
@@ -128,14 +127,15 @@ class SubwordVocabulary(Vocabulary):
         """Write a sub-word, as a Python literal where it has blanks or is part of a character."""
         if number == self._end_of_document:
             return EOD
-        text = self._decode(np.array([number]))
-        if text and "\ufffd" not in text:
-            return readable(text)
         name = self._tokenizer.id_to_token(number)
         if name is None:
             return f"#{number}"  # an id that the tokenizer leaves out
         byte_of = _bytes_by_letter()
-        return ascii(bytes(map(byte_of.__getitem__, name))) if byte_of.keys() >= set(name) else readable(name)
+        if not self._is_of_bytes or not byte_of.keys() >= set(name):
+            return readable(name)
+        data = bytes(map(byte_of.__getitem__, name))
+        text = data.decode(errors="replace")
+        return readable(ascii(data) if "\ufffd" in text else text)
 
     def to_json(self) -> dict[str, object]:
         """Describe the vocabulary as plain JSON values."""
@@ -151,8 +151,20 @@ class SubwordVocabulary(Vocabulary):
         ending._end_of_document = number
         return ending
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Take the state of a copy; the library's own copies take special tokens in a text for what they name."""
+        self.__dict__.update(state)
+        self._tokenizer.encode_special_tokens = True
+
     def _decode(self, ids: NDArray[np.int64]) -> str:
-        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        with _refusing("the tokenizer cannot write its ids as text"):
+            return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    @cached_property
+    def _is_of_bytes(self) -> bool:
+        from tokenizers.decoders import ByteLevel
+
+        return isinstance(self._tokenizer.decoder, ByteLevel)
 
     @cached_property
     def _can_be_cut(self) -> bool:
@@ -163,15 +175,15 @@ class SubwordVocabulary(Vocabulary):
         if self._tokenizer.pre_tokenizer is None:
             return False
         for token in self._tokenizer.get_added_tokens_decoder().values():
-            crosses_blanks = any(map(str.isspace, token.content)) and not token.content.isspace()
-            if not token.special and (token.lstrip or token.rstrip or crosses_blanks):
+            if not token.special and (token.lstrip or token.rstrip or last_border(token.content.encode())):
                 return False
         return all(self._words(left) + self._words(right) == self._words(left + right) for left, right in PROBES)
 
     def _words(self, text: str) -> list[str]:
         normalizer = self._tokenizer.normalizer
-        normal = text if normalizer is None else normalizer.normalize_str(text)
-        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+        with _refusing("the tokenizer cannot split the text"):
+            normal = text if normalizer is None else normalizer.normalize_str(text)
+            return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
 
 
 def _settled(tokenizer: Mapping[str, object]) -> dict[str, object]:
@@ -185,13 +197,21 @@ def _settled(tokenizer: Mapping[str, object]) -> dict[str, object]:
 def _loaded(description: Mapping[str, object]) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    try:
+    with _refusing("the tokenizer is damaged, or of a newer kind than is known here"):
         tokenizer = Tokenizer.from_str(json.dumps(description))
-    except Exception as error:  # the library raises nothing more particular
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"the tokenizer is damaged, or of a newer kind than is known here: {reason}") from error
     tokenizer.encode_special_tokens = True  # as what they are in the text: letters
     return tokenizer
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn whatever the library raises into `UserError`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # where a damaged file makes it panic, not even an `Exception`
+        raise UserError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
 
 
 @lru_cache(maxsize=1)

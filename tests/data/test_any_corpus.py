@@ -1,0 +1,273 @@
+"""Corpora in every form, from files to documents of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl.config import StdlibConfig, TextConfig, TokensConfig
+from transformer_xl.data.building import cache, word_counts
+from transformer_xl.data.building import text as building_text
+from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.errors import UserError
+
+Configs = Callable[..., TextConfig]
+TokensConfigs = Callable[..., TokensConfig]
+ODD = (
+    "\ufefftabs\tand\r\nline ends\rof\nall kinds \U0001f600\U0001f468\u200d\U0001f469 e\u0301 \u4ed6\u8bf4 \x00 <eod>|"
+    + "x" * 3000
+)
+NOVEL = (
+    "\u7b2c\u4e00\u7ae0\n\n\u4ed6\u8bf4\uff1a\u201c\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u201d \u9f98\U00020000\n"
+    * 40
+)
+WITH_DOCUMENTS = {"documents": "record", "reset_memory": "document"}
+
+
+def opened(config: TextConfig | TokensConfig | StdlibConfig, *, seed: int = 0) -> tuple[Corpus, list[str]]:
+    lines: list[str] = []
+    return open_corpus(config, announce=lines.append, seed=seed), lines
+
+
+def documents_of(corpus: Corpus, split: str = "train") -> list[str]:
+    """Give the text of each document, without its end."""
+    found = corpus.cached.splits[split]
+    assert found.starts is not None
+    edges = [*found.starts.tolist(), len(found.tokens)]
+    texts = [
+        corpus.vocabulary.decode(found.tokens[start:stop]) for start, stop in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return [text.removesuffix("<eod>") for text in texts]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_any_text_comes_back_from_its_tokens(tokenizer: str, tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_bytes(ODD.encode())
+    found, _ = opened(text_config(tmp_path / "a.txt", tokenizer=tokenizer))
+    assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == ODD
+    assert sum(found.text_bytes.values()) == len(ODD.encode())
+
+
+def test_words_come_back_but_for_the_blanks_between_them(tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_bytes(ODD.replace("x", " y").encode())
+    found, _ = opened(text_config(tmp_path / "a.txt", tokenizer="word", valid_fraction=0.0, test_fraction=0.0))
+    assert found.vocabulary.decode(found.splits["train"]).split() == ODD.replace("x", " y").split()
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_a_novel_in_gb18030(tokenizer: str, tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "novel.txt").write_bytes(NOVEL.encode("gb18030"))
+    config = text_config(tmp_path / "novel.txt", tokenizer=tokenizer, encoding="gb18030")
+    found, _ = opened(config)
+    assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == NOVEL
+    assert sum(found.text_bytes.values()) == len(NOVEL.encode())
+    with pytest.raises(UserError, match=r"novel\.txt.*in line 1.*not UTF-8"):
+        opened(dataclasses.replace(config, encoding="utf-8", tokenizer="char"))
+
+
+def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntw\xffo\nthree\n" * 10)
+    config = text_config(tmp_path / "a.txt", tokenizer="char", valid_fraction=0.0, test_fraction=0.0)
+    with pytest.raises(UserError, match=r"a\.txt' at byte 6, .* in line 2, .* 0xff"):
+        opened(config)
+    for errors, text, note in (
+        ("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),
+        ("skip_line", "one\nthree\n", "left out 10 lines"),
+    ):
+        found, lines = opened(dataclasses.replace(config, errors=errors))
+        assert found.vocabulary.decode(found.splits["train"]) == text * 10
+        assert sum(note in line for line in lines) == 1
+
+
+def write_documents(folder: Path, form: str, documents: list[str]) -> Path:
+    path = folder / form
+    if form == "folder":
+        path.mkdir()
+        for number, document in enumerate(documents):
+            (path / f"{number:03}.txt").write_text(document)
+    elif form == "a.jsonl.gz":
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps({"text": document}) + "\n" for document in documents)
+    elif form == "blank_line":
+        path.write_text("\n".join(documents))
+    elif form == "marker":
+        path.write_text("<|end|>\n".join(documents))
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("form", ["folder", "a.jsonl.gz", "blank_line", "marker"])
+def test_documents_are_found_in_every_form(form: str, tokenizer: str, tmp_path: Path, text_config: Configs) -> None:
+    documents = [f"document {number}\nends here\n" for number in range(30)]
+    path = write_documents(tmp_path, form, documents)
+    rule = form if form in ("blank_line", "marker") else "record"
+    marker = "<|end|>" if form == "marker" else None
+    config = text_config(path, tokenizer=tokenizer, **WITH_DOCUMENTS | {"documents": rule, "document_marker": marker})
+    found, _ = opened(config)
+    kept = [text.rstrip("\n") + "\n" for split in ("train", "valid", "test") for text in documents_of(found, split)]
+    if tokenizer == "word":
+        documents = [
+            document.replace(str(number), "<unk>") if f"document {number}\n" not in kept else document
+            for number, document in enumerate(documents)
+        ]
+    assert kept == documents
+    lanes = found.lanes("train", batch_size=1, segment_len=5, evaluation=False)
+    segment = lanes.read(epoch=0, lanes=range(1), start=0, stop=lanes.lane_len)
+    starts = found.cached.splits["train"].starts
+    assert starts is not None
+    assert np.flatnonzero(segment.resets_BT[0]).tolist() == starts.tolist()
+
+
+def test_one_document_has_no_end_and_ends_may_be_left_out(tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_text("one\n" * 30)
+    (tmp_path / "folder").mkdir()
+    for name in "abc":
+        (tmp_path / "folder" / name).write_text(f"{name}\n" * 10)
+    assert opened(text_config(tmp_path / "a.txt", **WITH_DOCUMENTS))[0].vocabulary.size == 256
+    several = text_config(tmp_path / "folder", **WITH_DOCUMENTS)
+    assert opened(several)[0].vocabulary.size == 257
+    plain, _ = opened(dataclasses.replace(several, end_of_document=False))
+    assert plain.vocabulary.size == 256
+    assert plain.cached.splits["train"].starts is not None
+    assert plain.counts()["train"] == plain.text_bytes["train"]
+
+
+def test_shuffled_documents_follow_from_seed_and_epoch(tmp_path: Path, text_config: Configs) -> None:
+    documents = [f"{number:03}\n" for number in range(50)]
+    path = write_documents(tmp_path, "a.jsonl.gz", documents)
+    config = text_config(path, **WITH_DOCUMENTS, order="shuffled", valid_fraction=0.0, test_fraction=0.0)
+
+    def read(seed: int, epoch: int) -> list[str]:
+        found, _ = opened(config, seed=seed)
+        lanes = found.lanes("train", batch_size=1, segment_len=5, evaluation=False)
+        tokens = lanes.read(epoch=epoch, lanes=range(1), start=0, stop=lanes.lane_len).tokens_BT[0]
+        return found.vocabulary.decode(tokens).split("<eod>")
+
+    first = read(0, 0)
+    assert sorted(first) == documents
+    assert first != documents
+    assert read(0, 0) == first
+    assert read(0, 1) != first
+    assert read(1, 0) != first
+    found, _ = opened(config)
+    evaluation = found.lanes("train", batch_size=1, segment_len=5, evaluation=True)
+    in_order = evaluation.read(epoch=0, lanes=range(1), start=0, stop=8).tokens_BT[0]
+    assert found.vocabulary.decode(in_order) == "000\n<eod>001"
+
+
+def test_validation_and_test_are_capped(tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_text("some words\n" * 10_000)
+    for tokenizer in ("byte", "char", "word", "bpe"):
+        config = text_config(tmp_path / "a.txt", tokenizer=tokenizer, max_eval_tokens=1000)
+        found, _ = opened(config)
+        assert all(900 <= found.counts()[split] <= 1000 for split in ("valid", "test")), tokenizer
+        per_byte = found.counts()["valid"] / found.text_bytes["valid"]
+        assert per_byte == pytest.approx(found.counts()["train"] / found.text_bytes["train"], rel=1e-3)
+    byte, _ = opened(text_config(tmp_path / "a.txt", max_eval_tokens=1000))
+    assert sum(byte.counts().values()) == 110_000, "what they do not need is trained"
+
+
+@pytest.mark.parametrize("form", ["a.npy", "a.bin", "a.jsonl", "a.txt"])
+def test_ids_of_other_programs_in_each_form(form: str, tmp_path: Path, tokens_config: TokensConfigs) -> None:
+    ids = np.random.default_rng(0).integers(0, 300, 500)
+    path = tmp_path / form
+    if form == "a.npy":
+        np.save(path, ids.astype(">i4"))
+    elif form == "a.bin":
+        ids.astype("<u2").tofile(path)
+    elif form == "a.jsonl":
+        path.write_text("".join(json.dumps(some.tolist()) + "\n" for some in np.split(ids, 10)))
+    else:
+        path.write_text("\n".join(map(str, ids.tolist())))
+    config = tokens_config(path, vocab_size=300, dtype="uint16" if form == "a.bin" else None)
+    found, _ = opened(config)
+    read = np.concatenate([found.splits[split] for split in ("train", "valid", "test")])
+    end = found.vocabulary.end_of_document
+    assert end == (300 if form == "a.jsonl" else None)
+    assert read[read != 300].tolist() == ids.tolist()
+    if form == "a.jsonl":
+        starts = found.cached.splits["train"].starts
+        assert starts is not None
+        assert starts.tolist() == [51 * number for number in range(8)]
+        assert (np.flatnonzero(read == 300) == 50 + 51 * np.arange(10)).all()
+    assert found.text_bytes == {}
+    with pytest.raises(UserError, match=r"data\.vocab_size|299|below"):
+        opened(dataclasses.replace(config, vocab_size=10))
+
+
+def test_ids_may_be_split_by_files_or_by_each_documents_hash(tmp_path: Path, tokens_config: TokensConfigs) -> None:
+    for split, value in (("train", 1), ("valid", 2), ("test", 3)):
+        (tmp_path / f"{split}.txt").write_text(f"{value} " * 20)
+    found, _ = opened(tokens_config(tmp_path, end_of_document=False))
+    assert {split: set(ids.tolist()) for split, ids in found.splits.items()} == {
+        "train": {1},
+        "valid": {2},
+        "test": {3},
+    }
+    rows = [[number % 7, number // 7, 9] for number in range(49)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tokens_config(tmp_path / "rows.jsonl", split="hash", valid_fraction=0.3, test_fraction=0.3)
+    by_hash, _ = opened(config)
+    documents = {split: {tuple(row) for row in ids.reshape(-1, 4).tolist()} for split, ids in by_hash.splits.items()}
+    assert set().union(*documents.values()) == {(*row, 10) for row in rows}
+    assert min(map(len, documents.values())) > 5
+
+
+def test_ids_with_a_vocabulary(tmp_path: Path, tokens_config: TokensConfigs, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_text("a b c a b\n" * 20)
+    text, _ = opened(text_config(tmp_path / "a.txt", tokenizer="word", valid_fraction=0.0, test_fraction=0.0))
+    text.vocabulary.save(tmp_path / "words.json")
+    np.save(tmp_path / "ids.npy", text.splits["train"])
+    vocabulary = str(tmp_path / "words.json")
+    config = tokens_config(tmp_path / "ids.npy", vocab_size=None, vocabulary=vocabulary, test_fraction=0.0)
+    found, _ = opened(config)
+    assert found.vocabulary.decode(found.splits["train"]).startswith("a b c a b\n")
+    text.vocabulary.with_end_of_document().save(tmp_path / "words.json")
+    again, lines = opened(config)
+    assert len(lines) == 2, "another vocabulary makes another corpus"
+    assert again.vocabulary.size == found.vocabulary.size + 1
+
+
+def test_a_rebuild_is_made_where_it_is_asked_for(tmp_path: Path, text_config: Configs) -> None:
+    (tmp_path / "a.txt").write_text("some text\n" * 20)
+    config = text_config(tmp_path / "a.txt")
+    found, _ = opened(config)
+    (found.folder / "train.bin").write_bytes(bytes(len(found.splits["train"])))
+    assert len(cache.damage(found.folder)) == 1
+    assert opened(config)[1] == [], "flipped bits are not looked for each time"
+    rebuilt, lines = opened(dataclasses.replace(config, rebuild=True))
+    assert len(lines) == 2
+    assert cache.damage(rebuilt.folder) == []
+
+
+def test_unique_words_need_no_more_memory(
+    tmp_path: Path, text_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building_text, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(cache, "_HASHED_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(word_counts, "MOST_IN_MEMORY", 1000)
+    config = text_config(tmp_path / "a.txt", tokenizer="word", max_size=100)
+    peaks = []
+    for count in (100, 10_000, 40_000):  # the first for what imports and caches hold
+        (tmp_path / "a.txt").write_text("\n".join(f"word{number} word{number}" for number in range(count)))
+        tracemalloc.start()
+        opened(config)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 100_000
+
+
+def test_the_standard_library_may_be_read_by_documents(stdlib_config: StdlibConfig) -> None:
+    plain, _ = opened(stdlib_config)
+    config = dataclasses.replace(stdlib_config, documents="file", reset_memory="document", order="shuffled")
+    found, _ = opened(config)
+    documents = sum(len(split.starts) for split in found.cached.splits.values() if split.starts is not None)
+    assert sum(found.counts().values()) == sum(plain.counts().values()) + documents
+    assert found.vocabulary.size == 257

@@ -263,7 +263,8 @@ def test_who_finds_a_builder_at_work_says_so_and_waits(config: TextConfig, tmp_p
     with only_one(tmp_path / "lock", announce=lines.append, waiting="waiting"):
         code = """
 from transformer_xl.data.locking import only_one
-with only_one(pathlib.Path(config.path).with_name("lock"), announce=lambda line: print(line, flush=True), waiting="I wait"):
+say = lambda line: print(line, flush=True)
+with only_one(pathlib.Path(config.path).with_name("lock"), announce=say, waiting="I wait"):
     print("mine")
 """
         other = python(code, config)
@@ -303,7 +304,7 @@ def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
 
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
-    with pytest.raises(UserError, match="at byte 80, .*not UTF-8"):
+    with pytest.raises(UserError, match=r"at byte 80, .*not UTF-8"):
         opened(dataclasses.replace(config, tokenizer="char"))
     assert left(config) == []
 

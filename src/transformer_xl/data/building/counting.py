@@ -17,6 +17,7 @@ from transformer_xl.data.building.reading import Reading, decoded
 from transformer_xl.data.building.splitting import between, into_jobs
 from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
 from transformer_xl.data.building.word_counts import WordCounts
+from transformer_xl.data.building.word_splitting import split_texts
 from transformer_xl.data.tokenizer import (
     UNK,
     ByteVocabulary,
@@ -162,9 +163,8 @@ def _count_words(part: _Part) -> Path:
     counts = WordCounts(part.target.parent)
     for stretch in part.stretches:
         for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
-            texts = decoded(chunk, stretch)
-            for number, text in enumerate(texts):
-                counts.update(part.reading.words(text, is_whole=chunk.ends or number + 1 < len(texts)))
+            words = split_texts(part.reading, decoded(chunk, stretch), ends=chunk.ends)
+            counts.add(words.different, words.counts)
     counts.save(part.target)
     return part.target
 

@@ -19,6 +19,7 @@ from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.reading import LINE_ENDS, Reading, decoded
 from transformer_xl.data.building.splitting import into_jobs
 from transformer_xl.data.building.text import Chunk, Stretch, read_chunks
+from transformer_xl.data.building.word_splitting import split_texts
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,
     CharVocabulary,
@@ -180,7 +181,7 @@ def write_tokens(
     count = unknown = text_bytes = documents = 0
     with tokens.open("xb") as token_file, starts.open("xb") as start_file:
         for chunk in chunks:
-            ids, begins = _with_ends(chunk, end=end)
+            ids, begins = _with_ends(chunk, end=end, dtype=dtype)
             if max_tokens is not None and count + len(ids) > max_tokens:
                 if count >= max_tokens // 2:
                     break
@@ -196,14 +197,13 @@ def write_tokens(
     return Written(tokens=count, unknown=unknown, text_bytes=text_bytes, documents=documents)
 
 
-def _with_ends(chunk: Tokens, *, end: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _with_ends(chunk: Tokens, *, end: int | None, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Put `end` behind every document that ends here."""
     if end is None:
         return chunk.ids, chunk.starts
     behind = chunk.starts[1:] if chunk.begins else chunk.starts
     places = np.append(behind, len(chunk.ids)) if chunk.ends else behind
-    # the ids may be of a type that is too small for one more
-    ids = np.insert(chunk.ids.astype(np.int64, copy=False), places, end)
+    ids = np.insert(chunk.ids.astype(dtype, copy=False), places, end)
     return ids, chunk.starts + np.arange(len(chunk.starts)) + (not chunk.begins)
 
 
@@ -238,10 +238,9 @@ def _encode(reading: Reading, vocabulary: Vocabulary, chunk: Chunk, stretch: Str
         ids = np.concatenate(found)
         text_bytes = len(chunk.data)
     elif isinstance(vocabulary, ListedWords):
-        last = len(texts) - 1
-        words = [reading.words(text, is_whole=chunk.ends or number < last) for number, text in enumerate(texts)]
-        lengths = list(map(len, words))
-        ids, unknown = vocabulary.look_up(words[0] if last == 0 else [word for some in words for word in some])
+        different, numbers, lengths = split_texts(reading, texts, ends=chunk.ends)
+        ids, is_unknown = vocabulary.look_up_each(different)
+        ids, unknown = ids[numbers], int(is_unknown[numbers].sum())
         text_bytes = len(chunk.data)
     else:
         assert isinstance(vocabulary, CharVocabulary)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_LINES = 10.0
+_PROGRAM = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from transformer_xl.data.building.parallel import serve; serve()"
+)
 
 
 def in_order(
@@ -29,16 +38,26 @@ def in_order(
     if len(jobs) < 2 or _cores() < 2:
         yield from _with_lines(map(work, jobs), count=len(jobs), doing=doing, announce=announce)
         return
-    # A forked process may inherit locks that threads of torch or W&B hold.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(_cores(), len(jobs)), mp_context=context, initializer=_end_with, initargs=(os.getpid(),)
-    ) as pool:
+    workers = [_Worker() for _ in range(min(_cores(), len(jobs)))]
+    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def do(job: Job) -> Result:
+        worker = free.get()
         try:
-            yield from _with_lines(pool.map(work, jobs), count=len(jobs), doing=doing, announce=announce)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+            result: Result = worker.do(work, job)
+            return result
+        finally:
+            free.put(worker)
+
+    with ThreadPoolExecutor(len(workers)) as threads:
+        try:
+            yield from _with_lines(threads.map(do, jobs), count=len(jobs), doing=doing, announce=announce)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.end()
 
 
 def _cores() -> int:
@@ -56,16 +75,62 @@ def _with_lines(
             announce(f"data: {doing}, {100 * number // count} %")
 
 
+class _Worker:
+    """Another process that does one job after another.
+
+    Not one of `multiprocessing`: those run the user's own main program again, or inherit locks that threads hold.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._send(sys.path)
+
+    def do(self, work: Callable[[Any], Any], job: Any) -> Any:
+        """Do a job there; what it raises there is raised here."""
+        assert self._process.stdout is not None
+        try:
+            self._send((work, job))
+            succeeded, value = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError) as error:
+            status = self._process.wait()
+            raise RuntimeError(f"a process that read text ended with status {status}; was memory short?") from error
+        if not succeeded:
+            raise value
+        return value
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _send(self, value: object) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(value, self._process.stdin)
+        self._process.stdin.flush()
+
+
+def serve() -> None:
+    """Do jobs that come on standard input, until it ends or the process that sends them does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+        while True:
+            try:
+                work, job = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            try:
+                answer = True, work(job)
+            except Exception as error:
+                answer = False, error
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
 def _end_with(parent: int) -> None:
-    """Let this process end when the one that started it was killed, and leave Ctrl-C to that one."""
-    import signal
-    import threading
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -34,7 +34,7 @@ from transformer_xl.data.tokenizer import (
     load_tokenizer,
 )
 from transformer_xl.data.vocabularies.moses import last_cut, moses_rules
-from transformer_xl.data.vocabularies.words import EOS, plain_lines, split_words
+from transformer_xl.data.vocabularies.words import EOS, plain_lines
 from transformer_xl.errors import UserError
 
 LINE_ENDS = "\r\n"
@@ -88,7 +88,7 @@ class Reading:
         """Give the function that finds where a chunk may end."""
         if self.is_of_bytes:
             return anywhere
-        if self.kind == WikitextVocabulary.kind and not self.split_already:
+        if self.is_raw_wikitext:
             return _before_safe_blank
         if self.is_of_words:
             return after_blank
@@ -106,17 +106,32 @@ class Reading:
             data = data.replace("\n", "").replace("\r", "")
         return data.lower() if self.lower_case else data
 
+    @property
+    def is_raw_wikitext(self) -> bool:
+        """Say whether text must be split into words by rules, not only at blanks."""
+        return self.kind == WikitextVocabulary.kind and not self.split_already
+
     def words(self, text: str, *, is_whole: bool) -> list[str]:
         """Give the words of a document's end (`is_whole`) or of a part of it that ends after a line or a blank."""
-        text = plain_lines(text)
-        if is_whole and text and not text.endswith("\n"):
-            text += "\n"
-        if self.kind == WikitextVocabulary.kind and not self.split_already:
-            return moses_rules().split(text)
+        if self.is_raw_wikitext:
+            return moses_rules().split(_closed(text, is_whole=is_whole))
+        return self.marked(text, is_whole=is_whole).split()
+
+    def marked(self, text: str, *, is_whole: bool) -> str:
+        """Give the same as text in which only blanks stand between words, where no rules split them."""
+        text = _closed(text, is_whole=is_whole)
+        if self.lower_case:
+            text = text.lower()
         if self.drop_newlines:
-            return (text.lower() if self.lower_case else text).split()
+            return text
         end = SentenceVocabulary.end if self.kind == SentenceVocabulary.kind else EOS
-        return split_words(text, lower_case=self.lower_case, end=end)
+        return text.replace("\n", f" {end} ")
+
+
+def _closed(text: str, *, is_whole: bool) -> str:
+    """Write every line end alike, with one behind the last line of a document."""
+    text = plain_lines(text)
+    return text + "\n" if is_whole and text and not text.endswith("\n") else text
 
 
 def _before_safe_blank(data: bytes) -> int:

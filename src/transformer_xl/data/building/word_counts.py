@@ -53,10 +53,12 @@ class WordCounts:
                 counts._places += int(file.readline())
         return counts
 
-    def update(self, words: Sequence[str]) -> None:
-        """Count words."""
+    def add(self, words: Sequence[str], counts: Sequence[int]) -> None:
+        """Count words, each as often as `counts` says."""
         known = len(self._counts)
-        self._counts.update(words)
+        of_word = self._counts
+        for word, count in zip(words, counts, strict=True):
+            of_word[word] = of_word.get(word, 0) + count
         fresh = len(self._counts) - known
         self._characters += sum(map(len, islice(reversed(self._counts), fresh)))
         if len(self._counts) > MOST_IN_MEMORY or self._characters > _MOST_CHARACTERS:
@@ -120,15 +122,14 @@ class WordCounts:
 
 
 def _write(path: Path, counted: Iterable[_Counted], *, places: int) -> None:
-    # half a character, as a text with undecodable bytes can hold, is a word like any other
-    with path.open("x", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+    with path.open("x", encoding="utf-8", newline="\n") as file:
         file.write(f"{places}\n")
         file.writelines(f"{word}\t{times}\t{place}\n" for word, times, place in counted)
 
 
 def _read(file: _File) -> Iterator[_Counted]:
     base = file.base
-    with file.path.open(encoding="utf-8", errors="surrogatepass", newline="\n") as lines:
+    with file.path.open(encoding="utf-8", newline="\n") as lines:
         next(lines)
         for line in lines:
             word, times, place = line.split("\t")

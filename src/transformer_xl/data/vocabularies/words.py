@@ -36,11 +36,16 @@ class ListedWords(ListedSymbols):
 
     def look_up(self, words: Sequence[str]) -> Looked:
         """Turn words into ids, counting those that the vocabulary lacks."""
+        ids, unknown = self.look_up_each(words)
+        return Looked(ids=ids, unknown=int(unknown.sum()))
+
+    def look_up_each(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Turn words into ids, and say of each whether the vocabulary lacks it."""
         found = map(self._id_of_word.get, words, repeat(_UNDEFINED))
         ids = np.fromiter(found, np.int64, count=len(words))
         unknown = ids == _UNDEFINED
         ids[unknown] = self._id_of_word[self.unknown]
-        return Looked(ids=ids, unknown=int(unknown.sum()))
+        return ids, unknown
 
     def words(self, ids: ArrayLike) -> list[str]:
         """Give the words of ids."""

@@ -16,7 +16,7 @@ from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.reading import Reading, decoded
 from transformer_xl.data.building.splitting import between, into_jobs
 from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
-from transformer_xl.data.building.word_counts import WordCounts
+from transformer_xl.data.building.word_counts import Counted, WordCounts
 from transformer_xl.data.building.word_splitting import split_texts
 from transformer_xl.data.tokenizer import (
     UNK,
@@ -35,7 +35,7 @@ from transformer_xl.errors import UserError
 
 Symbol = TypeVar("Symbol")
 
-JOB_BYTES = 64 << 20
+JOB_BYTES = 32 << 20
 """Text that one process works on at a time."""
 _BPE_SAMPLE_BYTES = 200_000_000
 _BPE_WINDOW_BYTES = 1 << 20
@@ -117,8 +117,7 @@ class Counting:
         return list(map(chr, ranked[: self.reading.max_size].tolist()))
 
     def _words(self, stretches: Iterable[Stretch]) -> list[str]:
-        paths = list(self._counted(_count_words, stretches))
-        merged = WordCounts.merged(self.folder, paths)
+        merged = WordCounts.merged(self.folder, self._counted(_count_words, stretches))
         return merged.most_common(min_count=self.reading.min_count, max_size=self.reading.max_size)
 
     def _counted(self, count: Callable[[_Part], Symbol], stretches: Iterable[Stretch]) -> Iterator[Symbol]:
@@ -159,14 +158,13 @@ def _count_characters(part: _Part) -> NDArray[np.int64]:
     return counts
 
 
-def _count_words(part: _Part) -> Path:
+def _count_words(part: _Part) -> Counted | Path:
     counts = WordCounts(part.target.parent)
     for stretch in part.stretches:
         for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
             words = split_texts(part.reading, decoded(chunk, stretch), ends=chunk.ends)
             counts.add(words.different, words.counts)
-    counts.save(part.target)
-    return part.target
+    return counts.part(part.target)
 
 
 def _sample(stretches: Sequence[Stretch]) -> Iterator[str]:

@@ -26,10 +26,17 @@ class _File(NamedTuple):
     base: int
 
 
+class Counted(NamedTuple):
+    """Different words in the order of first occurrence, and how often each came."""
+
+    words: list[str]
+    counts: list[int]
+
+
 class WordCounts:
     """Counts words that hold no white space; what it leaves in its folder until the end is its own.
 
-    `most_common` and `save` are ends: they remove its files, and nothing may be counted afterwards.
+    `most_common` and `part` are ends: they remove its files, and nothing may be counted afterwards.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,15 +48,20 @@ class WordCounts:
         self._files: list[_File] = []
 
     @classmethod
-    def merged(cls, folder: Path, paths: Iterable[Path]) -> WordCounts:
-        """Give the counts of consecutive texts, which `save` wrote, as if they had been counted in this order.
+    def merged(cls, folder: Path, parts: Iterable[Counted | Path]) -> WordCounts:
+        """Give the counts of consecutive texts, which `part` gave, as if they had been counted in this order.
 
-        The files become its own.
+        Files become its own.
         """
         counts = cls(folder)
-        for path in paths:
-            counts._files.append(_File(path, counts._places))
-            with path.open("rb") as file:
+        for part in parts:
+            if isinstance(part, Counted):
+                counts.add(part.words, part.counts)
+                continue
+            if counts._counts:
+                counts._spill()
+            counts._files.append(_File(part, counts._places))
+            with part.open("rb") as file:
                 counts._places += int(file.readline())
         return counts
 
@@ -80,14 +92,14 @@ class WordCounts:
         self._remove_files()
         return [word for _, _, word in ranks]
 
-    def save(self, path: Path) -> None:
-        """Write the counts to a file that `merged` reads."""
-        if self._files:
-            self._spill()
-            _write(path, self._added_up(), places=self._places)
-            self._remove_files()
-        else:
-            _write(path, self._sorted(), places=len(self._counts))
+    def part(self, path: Path) -> Counted | Path:
+        """Give the counts for `merged`; where there are very many, in a file at `path`."""
+        if not self._files:
+            return Counted(list(self._counts), list(self._counts.values()))
+        self._spill()
+        _write(path, self._added_up(), places=self._places)
+        self._remove_files()
+        return path
 
     def _spill(self) -> None:
         self._files.append(_File(self._new_path(), self._places))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.test_configs import composed
-from transformer_xl.config import RecallConfig
 from transformer_xl.data.recall import Recall
+from transformer_xl.data_config import RecallConfig
 from transformer_xl.plan import Plan, make_plan
 
 SIZES = ["data.batch_size=2", "data.segment_len=10", "data.train_tokens=200", "data.eval_tokens=100"]

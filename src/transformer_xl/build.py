@@ -10,19 +10,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from transformer_xl import init_from
-from transformer_xl.config import (
-    Config,
-    ConstantConfig,
-    CosineConfig,
-    InverseSquareRootConfig,
-    PlateauConfig,
-    RecallConfig,
-)
+from transformer_xl.config import Config, ConstantConfig, CosineConfig, InverseSquareRootConfig, PlateauConfig
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.clusters import kept_cutoffs

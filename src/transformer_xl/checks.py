@@ -6,15 +6,13 @@ from transformer_xl.config import (
     AdamConfig,
     Config,
     CosineConfig,
-    DataConfig,
     LambConfig,
     PlateauConfig,
-    RecallConfig,
-    StoredConfig,
     TrainerConfig,
     WandbConfig,
 )
 from transformer_xl.corpus_checks import check_corpus
+from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model_checks import at_least, check_model, within
 from transformer_xl.model_config import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from transformer_xl.config import (
+from transformer_xl.data_config import (
     TOKENIZERS,
     CorpusConfig,
     CountedConfig,

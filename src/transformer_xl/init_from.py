@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TOKENIZERS, Config, CorpusConfig, PublishedConfig
+from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
+from transformer_xl.data_config import TOKENIZERS, CorpusConfig, PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model.clusters import kept_cutoffs
 from transformer_xl.model.interface import LanguageModel

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from transformer_xl.config import Config, StoredConfig
+from transformer_xl.config import Config
+from transformer_xl.data_config import StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.parsing import nearest, parse
 

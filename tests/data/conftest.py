@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig, TokensConfig
+from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig, TokensConfig
 
 TextConfigs = Callable[..., TextConfig]
 PublishedConfigs = Callable[..., PublishedConfig]

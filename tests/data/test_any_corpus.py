@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.data.building import cache, word_counts
 from transformer_xl.data.building import text as building_text
 from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data_config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 
 Configs = Callable[..., TextConfig]

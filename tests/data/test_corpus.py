@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from transformer_xl.config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.data import corpus
 from transformer_xl.data.building import build as building
 from transformer_xl.data.building import cache
@@ -22,6 +21,7 @@ from transformer_xl.data.building import text as building_text
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.lanes import CorpusLanes
 from transformer_xl.data.locking import only_one
+from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
@@ -221,7 +221,7 @@ def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tm
 
 BUILD = """
 import dataclasses, json, os, pathlib, sys, time
-from transformer_xl.config import TextConfig
+from transformer_xl.data_config import TextConfig
 from transformer_xl.data import corpus
 from transformer_xl.data.building import build as building, cache
 config = TextConfig(**json.loads(sys.argv[1]))

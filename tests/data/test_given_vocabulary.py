@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import PublishedConfig, TextConfig
 from transformer_xl.data.building import build as building
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.tokenizer import (
@@ -19,6 +18,7 @@ from transformer_xl.data.tokenizer import (
     WikitextVocabulary,
     WordVocabulary,
 )
+from transformer_xl.data_config import PublishedConfig, TextConfig
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from transformer_xl.checks import _check_data
-from transformer_xl.config import PublishedConfig
 from transformer_xl.data.building import build
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.sources.files import Cut, Sources
 from transformer_xl.data.sources.published import published_sources
 from transformer_xl.data.tokenizer import RankedByteVocabulary, SentenceVocabulary, WikitextVocabulary, WordVocabulary
+from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 
 PublishedConfigs = Callable[..., PublishedConfig]

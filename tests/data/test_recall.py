@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import RecallConfig
 from transformer_xl.data.lanes import NOT_COUNTED
 from transformer_xl.data.recall import Recall, RecallLanes
+from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 
 CONFIG = RecallConfig(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.varying import varying
-from transformer_xl.config import DataConfig
 from transformer_xl.data.segments import DrawnSegments, EqualSegments, EvalWindows, Lengths, Span, training_segments
+from transformer_xl.data_config import DataConfig
 
 lengths_drawn = st.builds(
     varying, segment_len=st.integers(1, 12), sd=st.floats(0, 4), half_share=st.sampled_from([0.0, 0.3, 1.0])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import CorpusConfig, StdlibConfig, TextConfig
 from transformer_xl.data.sources.files import Cut, Origin, Sources
 from transformer_xl.data.sources.finding import find_sources
+from transformer_xl.data_config import CorpusConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import Config, TokensConfig
+from transformer_xl.config import Config
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.segments import EvalWindows, training_segments
+from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 
 _AT_ONCE = 1 << 20

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from transformer_xl.commands.corpus_figures import SplitFigures, count_documents, most_frequent
 from transformer_xl.commands.tables import printable
-from transformer_xl.config import StoredConfig
 from transformer_xl.data.building.cache import SOURCES
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.sources.files import SPLITS
 from transformer_xl.data.units import beside_scores
+from transformer_xl.data_config import StoredConfig
 
 _READ_BY = ("tokenizer", "dtype", "newline", "documents", "reset_memory", "order", "split")
 _FILES_SHOWN = 5

@@ -128,8 +128,8 @@ def _run(command: str, settings: list[str], *, verify: bool) -> int:
 def _open(config: Config, *, command: str) -> Corpus:
     """Open the corpus as a run does that begins from no other."""
     from transformer_xl.checks import check
-    from transformer_xl.config import RecallConfig
     from transformer_xl.data.corpus import open_corpus
+    from transformer_xl.data_config import RecallConfig
 
     if isinstance(config.data, RecallConfig):
         raise UserError(

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from transformer_xl.config import CorpusConfig, StoredConfig, TokensConfig
 from transformer_xl.data.building.cache import SIDECAR, SOURCES, damage, file_sha256
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.sources.files import SourceFile
 from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.sources.token_files import token_sources
+from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
 
 
 class Outcome(NamedTuple):

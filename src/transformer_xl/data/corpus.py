@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import CorpusConfig, DataConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.data.building.build import GivenVocabulary, build_corpus
-from transformer_xl.data.building.cache import FORMAT, CachedCorpus, file_sha256, open_cache, writing_below
+from transformer_xl.data.building.cache import FORMAT, CachedCorpus, file_sha256, open_cache
+from transformer_xl.data.building.publishing import writing_below
 from transformer_xl.data.building.reading import Reading, foreign_tokenizer, reading_for
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, evaluation_lanes, training_lanes
 from transformer_xl.data.locking import only_one
@@ -25,6 +25,7 @@ from transformer_xl.data.sources.files import Sources
 from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.sources.token_files import token_sources
 from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data_config import CorpusConfig, DataConfig, StoredConfig, TextConfig, TokensConfig
 
 _ATTEMPTS = 5
 _NOT_OF_THE_TOKENS = {field.name for field in dataclasses.fields(DataConfig)} - {"kind"} | {

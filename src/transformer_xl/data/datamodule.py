@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from lightning.pytorch import LightningDataModule
 
-from transformer_xl.config import DataConfig, EvalConfig
+from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import Dataset, split_evenly
 from transformer_xl.data.segments import Segments
 from transformer_xl.data.stream import EvalStream, TrainStream
+from transformer_xl.data_config import DataConfig
 
 
 class LaneDataModule(LightningDataModule):

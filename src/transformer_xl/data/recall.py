@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import RecallConfig
 from transformer_xl.data.lanes import NOT_COUNTED, Fingerprint, Segment
 from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
+from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import DataConfig
+from transformer_xl.data_config import DataConfig
 
 _SHORTEST = 5  # as in the published code
 _DRAWN_TOGETHER = 256

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data.building import counting, encoding, text
+from transformer_xl.data.building import counting, encoding, text, writing
 from transformer_xl.data.building.counting import Counting
-from transformer_xl.data.building.encoding import Encoder, Tokens, Written, encoded, token_dtype, write_tokens
+from transformer_xl.data.building.encoding import Tokens, encoded
 from transformer_xl.data.building.reading import Reading
 from transformer_xl.data.building.text import Stretch
+from transformer_xl.data.building.writing import Encoder, Written, token_dtype, write_tokens
 from transformer_xl.data.tokenizer import EOS, CharVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 
@@ -43,7 +44,7 @@ def write(
     """Write a split's files, read them back, and remove them."""
     vocabulary.save(folder / "vocabulary")
     tokens, starts = folder / "train.bin", folder / "train.documents.bin"
-    encoding._vocabulary.cache_clear()
+    writing._vocabulary.cache_clear()
     encoder = Encoder(reading=reading, vocabulary=folder / "vocabulary", announce=print)
     written = encoder.write(stretches, tokens=tokens, starts=starts, max_tokens=max_tokens)
     ids = np.fromfile(tokens, token_dtype(vocabulary.size)).tolist()
@@ -234,7 +235,7 @@ def test_documents_end_with_their_symbol_and_their_beginnings_are_known(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoding, "JOB_BYTES", job_bytes)
+    monkeypatch.setattr(writing, "JOB_BYTES", job_bytes)
     monkeypatch.setattr(counting, "JOB_BYTES", job_bytes)
     monkeypatch.setattr("transformer_xl.data.building.parallel._cores", lambda: 1)
     if kind == "bpe" and drop_newlines:
@@ -271,7 +272,7 @@ def test_over_several_processes_the_tokens_are_the_same(tmp_path: Path, monkeypa
     reading = Reading(kind="word", are_documents=True)
     results = []
     for job_bytes in (30, 1 << 20):
-        monkeypatch.setattr(encoding, "JOB_BYTES", job_bytes)
+        monkeypatch.setattr(writing, "JOB_BYTES", job_bytes)
         monkeypatch.setattr(counting, "JOB_BYTES", job_bytes)
         vocabulary = counted(tmp_path, reading, {"train": stretches}).with_end_of_document()
         results.append((vocabulary.to_json(), write(tmp_path, reading, vocabulary, stretches)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.sources.mirror_server import MirrorServer, serving
-from transformer_xl.config import PublishedConfig
+from transformer_xl.data_config import PublishedConfig
 
 PublishedConfigs = Callable[..., PublishedConfig]
 

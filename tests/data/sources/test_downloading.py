@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.data.sources.mirror_server import MirrorServer
-from transformer_xl.config import PublishedConfig
 from transformer_xl.data.sources import downloading, mirrors, web
 from transformer_xl.data.sources.files import Sources
 from transformer_xl.data.sources.mirrors import MIRRORS, HubFolder, Mirrors, WebFile
 from transformer_xl.data.sources.published import published_sources
+from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 
 PublishedConfigs = Callable[..., PublishedConfig]
@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_plainly(
 
 PROGRAM = """
 import json, sys
-from transformer_xl.config import PublishedConfig
+from transformer_xl.data_config import PublishedConfig
 from transformer_xl.data.sources.mirrors import MIRRORS, Mirrors, WebFile
 from transformer_xl.data.sources.published import published_sources
 

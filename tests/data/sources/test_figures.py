@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transformer_xl.config import PublishedConfig
 from transformer_xl.data.sources.figures import EXPECTED, deviations
+from transformer_xl.data_config import PublishedConfig
 
 PublishedConfigs = Callable[..., PublishedConfig]
 COUNTS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}

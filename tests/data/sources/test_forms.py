@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import PublishedConfig
 from transformer_xl.data.sources.files import Cut, Origin, Sources
 from transformer_xl.data.sources.published import published_sources
+from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 
 PublishedConfigs = Callable[..., PublishedConfig]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import TokensConfig
 from transformer_xl.data.sources.files import Cut, Sources
 from transformer_xl.data.sources.token_files import token_sources
+from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 
 Configs = Callable[..., TokensConfig]

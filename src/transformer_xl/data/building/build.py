@@ -9,29 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.config import CorpusConfig, PublishedConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.data.building.cache import (
     FORMAT,
     SIDECAR,
     SOURCES,
     VOCABULARY,
-    building,
     file_sha256,
     listing,
-    publish,
     start_file,
     token_file,
-    write_json,
 )
 from transformer_xl.data.building.counting import Counting, read_vocabulary_file
-from transformer_xl.data.building.encoding import Encoder, Written, token_dtype
 from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.preparing import Prepared, prepare
+from transformer_xl.data.building.publishing import building, publish, write_json
 from transformer_xl.data.building.reading import Reading, foreign_tokenizer, load_foreign_tokenizer, require_blanks
 from transformer_xl.data.building.token_splits import write_token_splits
+from transformer_xl.data.building.writing import Encoder, Written, token_dtype
 from transformer_xl.data.sources.files import SPLITS, SourceFile, Sources
 from transformer_xl.data.sources.published import deviations
 from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, SubwordVocabulary, Vocabulary
+from transformer_xl.data_config import CorpusConfig, PublishedConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 
 _HASHED_TOGETHER = 64 << 20

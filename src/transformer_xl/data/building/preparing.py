@@ -8,7 +8,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_xl.config import CorpusConfig, TextConfig
 from transformer_xl.data.building.documents import document_rows
 from transformer_xl.data.building.extraction import extract_many
 from transformer_xl.data.building.parallel import in_order
@@ -16,6 +15,7 @@ from transformer_xl.data.building.reading import Reading, is_raw
 from transformer_xl.data.building.splitting import split_text
 from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
 from transformer_xl.data.sources.files import SPLITS, Origin, Sources
+from transformer_xl.data_config import CorpusConfig, TextConfig
 from transformer_xl.errors import UserError
 
 _EXTRACTED_TOGETHER = 64 << 20

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.config import TOKENIZERS, CorpusConfig, CountedConfig, PublishedConfig, TextConfig
 from transformer_xl.data.building.decoding import is_utf8
 from transformer_xl.data.building.text import (
     Chunk,
@@ -35,6 +34,7 @@ from transformer_xl.data.tokenizer import (
 )
 from transformer_xl.data.vocabularies.moses import last_cut, moses_rules
 from transformer_xl.data.vocabularies.words import EOS, plain_lines
+from transformer_xl.data_config import TOKENIZERS, CorpusConfig, CountedConfig, PublishedConfig, TextConfig
 from transformer_xl.errors import UserError
 
 LINE_ENDS = "\r\n"

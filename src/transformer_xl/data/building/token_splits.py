@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.config import TokensConfig
 from transformer_xl.data.building.cache import VOCABULARY, start_file, token_file
-from transformer_xl.data.building.encoding import START_DTYPE, Tokens, Written, token_dtype, write_tokens
+from transformer_xl.data.building.encoding import Tokens
 from transformer_xl.data.building.splitting import between, by_shares, share_of
 from transformer_xl.data.building.text import Stretch, total_size
 from transformer_xl.data.building.token_reading import TokenChunk, read_tokens
+from transformer_xl.data.building.writing import START_DTYPE, Written, token_dtype, write_tokens
 from transformer_xl.data.sources.files import SPLITS, Cut, Origin, Sources
 from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary, load_vocabulary
+from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 
 _TOKENS_AT_ONCE = 1 << 21

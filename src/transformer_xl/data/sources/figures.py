@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transformer_xl.config import PublishedConfig
+from transformer_xl.data_config import PublishedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from transformer_xl.config import CorpusConfig, PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.data.building.decoding import check_encoding
 from transformer_xl.data.sources.files import (
     SPLITS,
@@ -22,6 +21,7 @@ from transformer_xl.data.sources.files import (
 )
 from transformer_xl.data.sources.listing import list_files, require_splits, split_by_name, walk
 from transformer_xl.data.sources.published import published_sources
+from transformer_xl.data_config import CorpusConfig, PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_xl.config import PublishedConfig
 from transformer_xl.data.locking import only_one
 from transformer_xl.data.sources.downloading import fetch
 from transformer_xl.data.sources.figures import EXPECTED, deviations
@@ -23,6 +22,7 @@ from transformer_xl.data.sources.forms import (
     find_form,
 )
 from transformer_xl.data.sources.mirrors import MIRRORS
+from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 
 __all__ = ["EXPECTED", "deviations", "published_sources"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.config import TokensConfig
 from transformer_xl.data.sources.files import (
     SPLITS,
     Cut,
@@ -20,6 +19,7 @@ from transformer_xl.data.sources.files import (
     reading_setting,
 )
 from transformer_xl.data.sources.listing import list_files, require_splits, split_by_name
+from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 
 _FORMATS: Mapping[str, Format] = {".npy": "npy", ".bin": "raw", ".jsonl": "json_ids", ".txt": "ids"}

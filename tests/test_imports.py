@@ -13,7 +13,18 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "transformer_xl"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
-    {"config", "data_config", "model_config", "parsing", "checks", "corpus_checks", "model_checks", "errors", "scores"},
+    {
+        "config",
+        "data_config",
+        "model_config",
+        "parsing",
+        "checks",
+        "corpus_checks",
+        "model_checks",
+        "errors",
+        "scores",
+        "hub_client",
+    },
     {"model", "data"},
     {"training", "inference", "interop"},
     {"build", "build_trainer", "plan", "devices", "run_config", "init_from"},

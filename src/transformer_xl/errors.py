@@ -17,3 +17,8 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def first_line(error: BaseException) -> str:
+    """Give an error's text on one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

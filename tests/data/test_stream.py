@@ -11,10 +11,11 @@ from tests.data.laid_out import evaluation_lanes, training_lanes
 from tests.data.varying import varying
 from transformer_xl.data import stream
 from transformer_xl.data.ahead import one_ahead
+from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import LaneSource, split_evenly
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.segments import DrawnSegments, EqualSegments, Segments
-from transformer_xl.data.stream import Batch, EvalStream, TrainStream
+from transformer_xl.data.stream import EvalStream, TrainStream
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from transformer_xl.data.stream import Batch
+from transformer_xl.data.batch import Batch
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from transformer_xl.data.ahead import copied_ahead
+from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, split_evenly
 from transformer_xl.data.segments import EvalWindows, Segments, Span
 from transformer_xl.errors import UserError
 
 _FORMAT = 1
-
-
-class Batch(NamedTuple):
-    """One micro-batch: T positions of B lanes, and its place in the run.
-
-    Args:
-        tokens_BT: Inputs, int64.
-        targets_BT: The next token of the same lane, int64; -100 is not counted.
-        resets_BT: True where a document begins, bool.
-        counted: Targets that the whole optimizer step counts, over all ranks and micro-batches.
-        step: Optimizer step, from 1; in an evaluation the segment or window, from 1.
-        micro: Place within the step, from 0.
-        chunk: Which chunk of this rank's lanes, from 0.
-    """
-
-    tokens_BT: Tensor
-    targets_BT: Tensor
-    resets_BT: Tensor
-    counted: int
-    step: int
-    micro: int
-    chunk: int
 
 
 class TrainStream:

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.interop.whole_modules import explain_unreadable
 
 
@@ -116,8 +116,3 @@ def naming(source: Path | str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Give an error's text on one line of bounded length."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import UserError
-from transformer_xl.interop.files import first_line
+from transformer_xl import hub_client
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.interop.transformers_format import WEIGHTS
 from transformer_xl.interop.vocabularies import FILES as VOCABULARIES
 
@@ -48,20 +47,11 @@ class _Repository:
     """One repository at one revision, through the Hub's own client and cache."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        # else the client also asks for a list of programs that it may be run by, and reports it
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import huggingface_hub  # takes a while, which local models need not wait for
-        import huggingface_hub.errors
-
-        self._hub = huggingface_hub
+        self._hub = hub_client.load_client()
         self._title = name if revision is None else f"{name}@{revision}"
-        # the client reads these variables once, when it is imported, and would not see what is set later
-        home = os.environ.get("HF_HOME")
-        self._endpoint = os.environ.get("HF_ENDPOINT") or None
+        self._endpoint = hub_client.endpoint()
         self._where: dict[str, Any] = {"repo_id": name, "revision": revision, "endpoint": self._endpoint}
-        self._cache = os.environ.get("HF_HUB_CACHE") or (os.path.join(home, "hub") if home else None)
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        self._unreachable = "HF_HUB_OFFLINE is set" if offline else self._why_unreachable()
+        self._unreachable = "HF_HUB_OFFLINE is set" if hub_client.is_offline() else self._why_unreachable()
         """Why only the cache is asked; None where the Hub answers."""
 
     def find(self, filename: str) -> Path | None:
@@ -74,7 +64,7 @@ class _Repository:
         try:
             found = self._hub.hf_hub_download(
                 filename=filename,
-                cache_dir=self._cache,
+                cache_dir=hub_client.cache_folder(),
                 local_files_only=self._unreachable is not None,
                 etag_timeout=_TIMEOUT_S,
                 **self._where,
@@ -89,7 +79,7 @@ class _Repository:
         except Exception as error:  # whatever the client's own HTTP library raises
             if isinstance(error, OSError) and error.filename is not None:
                 raise
-            raise self.mistake(self._refusal(error) or first_line(error)) from error
+            raise self.mistake(hub_client.refusal(self._hub, error) or first_line(error)) from error
 
     def mistake(self, reason: str) -> UserError:
         """Give the sentence to raise for a name that leads to no model."""
@@ -107,22 +97,9 @@ class _Repository:
         except self._hub.errors.EntryNotFoundError:
             return None
         except Exception as error:  # whatever the client's own HTTP library raises
-            if refusal := self._refusal(error):
+            if refusal := hub_client.refusal(self._hub, error):
                 raise self.mistake(refusal) from error
             return f"the Hub cannot be reached ({first_line(error)})"
-        return None
-
-    def _refusal(self, error: Exception) -> str | None:
-        """Say what the Hub's answer means; None where it is no answer."""
-        errors = self._hub.errors
-        if isinstance(error, errors.GatedRepoError):
-            return "it is gated: accept its terms there, and set HF_TOKEN"
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return "there is no such repository, or it is private: if so, set HF_TOKEN"
-        if isinstance(error, errors.RevisionNotFoundError):
-            return "the repository has no such revision"
-        if isinstance(error, errors.HFValidationError):
-            return first_line(error)
         return None
 
 

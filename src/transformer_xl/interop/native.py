@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.interop.files import (
-    first_line,
     naming,
     read_safetensors,
     read_torch,

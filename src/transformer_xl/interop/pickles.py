@@ -12,8 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import UserError
-from transformer_xl.interop.files import first_line
+from transformer_xl.errors import UserError, first_line
 
 _CONTAINERS: dict[str, Any] = {
     "collections.OrderedDict": dict,

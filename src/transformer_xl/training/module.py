@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.stream import Batch
+from transformer_xl.data.batch import Batch
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
 from transformer_xl.scores import Score

@@ -85,8 +85,8 @@ def test_paths_that_lead_elsewhere_are_not_followed(hub: MirrorServer, tmp_path:
 
 def test_why_the_hub_refuses(dataset: MirrorServer, tmp_path: Path) -> None:
     for changes, reason in (
-        ({"repository": "nobody/nothing"}, "there is no such dataset, or it is private: if so, set HF_TOKEN"),
-        ({"revision": "gone"}, "the dataset has no such revision"),
+        ({"repository": "nobody/nothing"}, "there is no such repository, or it is private: if so, set HF_TOKEN"),
+        ({"revision": "gone"}, "the repository has no such revision"),
     ):
         source = HubFolder(**{"repository": "afmck/text8", "revision": "main", "folder": "data", **changes})
         with pytest.raises(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transformer_xl import hub_client
 from transformer_xl.data.sources.mirrors import HubFolder, endpoint
 from transformer_xl.data.sources.transfers import (
     Downloaded,
@@ -20,6 +21,7 @@ from transformer_xl.data.sources.transfers import (
     readable_size,
     require_room,
 )
+from transformer_xl.errors import first_line
 
 UNFINISHED = "hub.part"
 """The folder, beside the corpus's files, in which they come."""
@@ -75,18 +77,10 @@ class _Hub:
 
     def __init__(self, source: HubFolder) -> None:
         self._source = source
-        # the client reads these variables once, when it is imported, and would not see what is set later
-        self._endpoint = endpoint()
-        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        if hub_client.is_offline():
             raise SourceFailed(f"{source.address} is not asked: HF_HUB_OFFLINE is set")
-        # else the client also asks for a list of programs that it may be run by, and reports it
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import huggingface_hub  # takes a while, which corpora that are here need not wait for
-        import huggingface_hub.errors
-        import huggingface_hub.hf_api
-        import huggingface_hub.utils
-
-        self._hub = huggingface_hub
+        self._endpoint = endpoint()
+        self._hub = hub_client.load_client()
         self._where: dict[str, Any] = {
             "repo_id": source.repository,
             "repo_type": "dataset",
@@ -95,7 +89,7 @@ class _Hub:
 
     def address(self, path: str) -> str:
         """Give a file's address."""
-        return self._hub.hf_hub_url(filename=path, endpoint=self._endpoint, **self._where)
+        return str(self._hub.hf_hub_url(filename=path, endpoint=self._endpoint, **self._where))
 
     def list_files(self) -> list[_Listed]:
         """List the parquet files, sorted by split and name."""
@@ -156,18 +150,9 @@ class _Hub:
         except Exception as error:  # whatever the client's own HTTP library raises
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            named = " (HF_ENDPOINT)" if os.environ.get("HF_ENDPOINT") else ""
-            raise SourceFailed(f"{self._source.address}{named} cannot be read: {self._reason(error)}") from error
-
-    def _reason(self, error: Exception) -> str:
-        errors = self._hub.errors
-        if isinstance(error, errors.GatedRepoError):
-            return "it is gated: accept its terms there, and set HF_TOKEN"
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return "there is no such dataset, or it is private: if so, set HF_TOKEN"
-        if isinstance(error, errors.RevisionNotFoundError):
-            return "the dataset has no such revision"
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = hub_client.refusal(self._hub, error) or first_line(error)
+            named = " (HF_ENDPOINT)" if hub_client.endpoint() else ""
+            raise SourceFailed(f"{self._source.address}{named} cannot be read: {reason}") from error
 
 
 @contextmanager

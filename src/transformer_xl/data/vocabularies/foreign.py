@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from transformer_xl import hub_client
 from transformer_xl.data.vocabularies.base import EOD
 from transformer_xl.data.vocabularies.subwords import SubwordVocabulary
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
 
 FILE = "tokenizer.json"
 ENDS_OF_DOCUMENTS = (
@@ -70,17 +71,9 @@ class _Fetching:
     """Fetches one file by the Hub's own client, or finds it in that client's cache where the Hub cannot be reached."""
 
     def __init__(self, name: str, *, repository: str, revision: str | None) -> None:
-        # else the client also asks for a list of programs that it may be run by, and reports it
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import huggingface_hub  # takes a while, which other vocabularies need not wait for
-        import huggingface_hub.errors
-
-        self._hub = huggingface_hub
+        self._hub = hub_client.load_client()
         self._name = name
-        # the client reads these variables once, when it is imported, and would not see what is set later
-        self._endpoint = os.environ.get("HF_ENDPOINT") or None
-        home = os.environ.get("HF_HOME")
-        self._cache = os.environ.get("HF_HUB_CACHE") or (os.path.join(home, "hub") if home else None)
+        self._endpoint = hub_client.endpoint()
         self._where: dict[str, Any] = {
             "repo_id": repository,
             "revision": revision,
@@ -90,11 +83,10 @@ class _Fetching:
 
     def fetch(self) -> Path:
         """Give the file's place in the cache; `UserError` where it can neither be fetched nor found there."""
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        unreachable = "HF_HUB_OFFLINE is set" if offline else self._why_unreachable()
+        unreachable = "HF_HUB_OFFLINE is set" if hub_client.is_offline() else self._why_unreachable()
         try:
             found = self._hub.hf_hub_download(
-                cache_dir=self._cache,
+                cache_dir=hub_client.cache_folder(),
                 local_files_only=unreachable is not None,
                 etag_timeout=_TIMEOUT_S,
                 **self._where,
@@ -104,7 +96,7 @@ class _Fetching:
                 raise
             if unreachable is not None:
                 raise self._mistake(f"{unreachable}, and its cache does not hold {FILE}") from error
-            raise self._mistake(self._refusal(error) or _first_line(error.__cause__ or error)) from error
+            raise self._mistake(self._refusal(error) or first_line(error.__cause__ or error)) from error
         return Path(found)
 
     def _why_unreachable(self) -> str | None:
@@ -115,21 +107,15 @@ class _Fetching:
         except Exception as error:  # whatever the client's own HTTP library raises
             if refusal := self._refusal(error):
                 raise self._mistake(refusal) from error
-            return f"the Hub cannot be reached ({_first_line(error)})"
+            return f"the Hub cannot be reached ({first_line(error)})"
         return None
 
     def _refusal(self, error: Exception) -> str | None:
         """Say what the Hub's answer means; None where it is no answer."""
         errors = self._hub.errors
-        if isinstance(error, errors.GatedRepoError):
-            return "it is gated: accept its terms there, and set HF_TOKEN"
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return "there is no such repository, or it is private: if so, set HF_TOKEN"
-        if isinstance(error, errors.RevisionNotFoundError):
-            return "the repository has no such revision"
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
             return f"it has no {FILE}"
-        return _first_line(error) if isinstance(error, errors.HFValidationError) else None
+        return hub_client.refusal(self._hub, error)
 
     def _mistake(self, reason: str) -> UserError:
         where = f" at {self._endpoint} (HF_ENDPOINT)" if self._endpoint else ""
@@ -137,7 +123,3 @@ class _Fetching:
             f"data.tokenizer is {self._name!r}, which is no path here, and cannot be loaded from the Hub{where}: "
             f"{reason}"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,7 +2,7 @@
 
 python examples/audio.py encode WAV_FILE_OR_FOLDER sound --rate 8000   # writes a .npy file for each: a document
 python train.py data=tokens data.path=sound data.vocab_size=256 callbacks.sample.n_tokens=16000
-python examples/audio.py decode RUN_FOLDER/samples/step-1000.txt sample.wav --rate 8000
+python examples/audio.py decode RUN_FOLDER/samples/step-1250.txt sample.wav --rate 8000
 """
 
 import argparse
@@ -34,8 +34,7 @@ def encode(samples: np.ndarray) -> np.ndarray:
 
 def decode(ids: np.ndarray) -> np.ndarray:
     """Turn ids from 0 to 255 into samples in [-1, 1]."""
-    companded = ids / MU * 2 - 1
-    return np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(MU)) / MU
+    return np.sign(ids - MU / 2) * np.expm1(np.abs(ids / MU * 2 - 1) * np.log1p(MU)) / MU
 
 
 if __name__ == "__main__":
@@ -45,14 +44,16 @@ if __name__ == "__main__":
     parser.add_argument("target", type=Path)
     parser.add_argument("--rate", type=int, default=8000, help="samples a second; reached without a filter")
     direction, source, target, rate = vars(parser.parse_args()).values()
+    if not source.exists():
+        parser.error(f"{source} does not exist")
     if direction == "encode":
         for path in [source] if source.is_file() else sorted(source.rglob("*.wav")):
             written = target / path.relative_to(source.parent if path == source else source).with_suffix(".npy")
             written.parent.mkdir(parents=True, exist_ok=True)
-            np.save(written, encode(read_wav(path, rate)))
+            np.save(written, ids := encode(read_wav(path, rate)))
+            print(f"{written}: {len(ids):,} ids, {len(ids) / rate:.1f} s")
     else:
         ids = np.array(np.load(source) if source.suffix == ".npy" else re.findall(r"\d+", source.read_text()), int)
-        sound = decode(ids[ids <= MU])  # an id above 255 ends a document
         with wave.open(str(target), "wb") as file:
-            file.setparams((1, 2, rate, 0, "NONE", ""))
-            file.writeframes(np.rint(sound * 32767).astype("<i2").tobytes())
+            file.setparams((1, 2, rate, 0, "NONE", ""))  # an id above 255 ends a document, and is no sound
+            file.writeframes(np.rint(decode(ids[ids <= MU]) * 32767).astype("<i2").tobytes())

@@ -2,7 +2,7 @@
 
     python examples/midi.py encode MIDI_FOLDER music.jsonl music.json   # prints data.vocab_size
     python train.py data=tokens data.path=music.jsonl data.vocab_size=NUMBER
-    python examples/midi.py decode RUN_FOLDER/samples/step-1000.txt sample.mid music.json
+    python examples/midi.py decode RUN_FOLDER/samples/step-1250.txt sample.mid music.json
 
 Each MIDI file becomes a line of the .jsonl file, which is one document: all its instruments in one sequence, with bars,
 places in the bar, tempos, pitches, loudness and lengths as events (REMI). The third file says what the ids stand for.
@@ -26,6 +26,8 @@ def encode(source: Path, target: Path, vocabulary: Path) -> None:
             except Exception as error:  # collections hold many damaged files, and each fails in its own way
                 print(f"left out {path}: {error}")
     tokenizer.save(vocabulary)
+    if not target.stat().st_size:
+        raise SystemExit(f"{source} holds no MIDI files that can be read")
     print(f"data.vocab_size={len(tokenizer)}")
 
 
@@ -44,4 +46,6 @@ if __name__ == "__main__":
     parser.add_argument("target", type=Path)
     parser.add_argument("vocabulary", type=Path)
     args = parser.parse_args()
+    if not args.source.exists() or (args.direction == "decode" and not args.vocabulary.exists()):
+        parser.error(f"{args.source} or {args.vocabulary} does not exist")
     {"encode": encode, "decode": decode}[args.direction](args.source, args.target, args.vocabulary)

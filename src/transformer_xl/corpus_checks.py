@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 
 from transformer_xl.data_config import (
@@ -15,7 +16,6 @@ from transformer_xl.data_config import (
     TokensConfig,
 )
 from transformer_xl.model_checks import at_least, within
-from transformer_xl.parsing import nearest
 
 _TOKENIZERS = {
     "wikitext103": ("word", "char", "byte"),
@@ -87,9 +87,10 @@ def _check_tokenizer(data: CorpusConfig) -> list[str]:
                 f"data.tokenizer is {name!r}, and must be {' or '.join(_TOKENIZERS[data.kind])} for {data.kind}"
             )
     elif name not in TOKENIZERS and "/" not in name and not os.path.exists(os.path.expanduser(name)):
+        close = difflib.get_close_matches(name, TOKENIZERS, n=1)
         problems.append(
             f"data.tokenizer is {name!r}, and must be one of {', '.join(TOKENIZERS)}, a tokenizer.json that exists, or "
-            f"owner/name on the Hub; {nearest(name, list(TOKENIZERS))}"
+            "owner/name on the Hub" + (f"; the nearest is {close[0]}" if close else "")
         )
     if data.newline == "drop" and (name not in ("byte", "char", "word") or data.kind == "lm1b"):
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -83,9 +84,17 @@ def test_what_is_no_text_has_no_bits_a_byte() -> None:
     assert title.rstrip() == "text: nats a token, and bpc"
 
 
-def test_a_table_of_no_rows_has_a_title() -> None:
-    title, *_ = printed(made_up(ByteVocabulary(), text_bytes=10))
-    assert title.rstrip() == "text: nats a token, and bpc"
+def test_no_scores_are_said_instead_of_an_empty_table() -> None:
+    (line,) = printed(made_up(ByteVocabulary(), text_bytes=10))
+    assert line.startswith("Nothing was scored")
+
+
+def test_scores_on_much_that_is_unknown_are_marked() -> None:
+    data = made_up(WORDS, text_bytes=20)
+    assert not any("unknown" in line for line in printed(data, TEST))
+    unknown = dict.fromkeys(("train", "valid", "test"), max(data.counts().values()) // 5)
+    lines = printed(dataclasses.replace(data, unknown=unknown), TEST)
+    assert sum("are unknown, which is easy to foresee" in line for line in lines) == 1
 
 
 def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:

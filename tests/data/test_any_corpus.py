@@ -260,3 +260,22 @@ def test_the_standard_library_may_be_read_by_documents(stdlib_config: StdlibConf
     documents = sum(len(split.starts) for split in found.cached.splits.values() if split.starts is not None)
     assert sum(found.counts().values()) == sum(plain.counts().values()) + documents
     assert found.vocabulary.size == 257
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "note"),
+    [
+        ("a\n---\nb\n", {"documents": "marker", "document_marker": "***"}, "no text has the line '***' between two"),
+        ("a\nb\n", {"documents": "blank_line"}, "no text has a blank line between two documents"),
+        ("a\nb\n", {"documents": "record", "order": "shuffled"}, "nothing to shuffle"),
+        ("a\x00b\n", {}, "NUL bytes, which text has not, are in 1 of the files, such as 'a.txt'"),
+        ("ab\n", {"tokenizer": "bpe"}, "sub-words, fewer than the 300 of data.bpe_size"),
+        ("ab cd\n", {"tokenizer": "word", "max_eval_tokens": 3}, "of the valid split are left out: it ends at"),
+    ],
+)
+def test_what_is_unusual_is_said(
+    content: str, changes: dict[str, object], note: str, tmp_path: Path, text_config: Configs
+) -> None:
+    (tmp_path / "a.txt").write_text(content * 100)
+    _, lines = opened(text_config(tmp_path / "a.txt", **changes))
+    assert sum(note in line for line in lines) == 1, lines

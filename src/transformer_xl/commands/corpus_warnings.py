@@ -14,8 +14,8 @@ from transformer_xl.config import Config
 from transformer_xl.data.building.cache import SIDECAR, token_file
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.model.clusters import kept_cutoffs
+from transformer_xl.scores import MUCH_UNKNOWN
 
-_MUCH_UNKNOWN = 0.05
 _FAR_FROM_SORTED = 0.05
 """Of the training tokens: so many more could lie in the shortlist if ids were sorted by frequency."""
 
@@ -68,7 +68,7 @@ def _about_length(split: str, found: SplitFigures) -> list[str]:
 
 def _about_unknown(corpus: Corpus, split: str, found: SplitFigures) -> list[str]:
     share = found.unknown_share
-    if share is None or share <= _MUCH_UNKNOWN:
+    if share is None or share <= MUCH_UNKNOWN:
         return []
     return [
         f"{100 * share:.2f} % of the {split} split became <unk>, which the {corpus.vocabulary.kind} "

@@ -163,7 +163,7 @@ class FinalReport:
             )
             self._say(f"\nLoss curve: {shown(picture)}")
         self._say("\nNext:" if self.plan.max_steps == 0 else "Next:")
-        for command in report.next_commands(self.folder, self.monitor, trained=self.plan.max_steps > 0):
+        for command in report.next_commands(self.folder, self.monitor, self.data, trained=self.plan.max_steps > 0):
             self._say(f"  {command}")
 
 

@@ -24,7 +24,7 @@ from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Score, in_words
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
 from transformer_xl.training import names
 
 _COMPRESSED_BYTES = 20_000_000
@@ -126,7 +126,10 @@ def worded(score: Score, data: Dataset, *, split: str) -> str:
 
 def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
     """Print the scores in nats and in the units of their corpus."""
-    splits = [row.split for row in rows] or ["train"]
+    if not rows:
+        console.print("Nothing was scored: validation and test are empty, or turned off.")
+        return
+    splits = [row.split for row in rows]
     units = list(dict.fromkeys(name for split in splits for name in unit_of(data, split).shown(0.0)))
     *firsts, last = ["nats a token", *map(in_words, units)]
     table = Table(title=f"{data.name}{beside_scores(data)}: {', '.join(firsts)}, and {last}", title_justify="left")
@@ -140,6 +143,7 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
         cells = [f"{figures[unit]:.4f}" for unit in units]
         table.add_row(row.label, f"{row.score.loss:.4f}", *cells, lengths, f"{row.score.tokens:,}")
     console.print(table)
+    _print_unknown(console, data)
     memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]
     if len(memory) > 1 and _tokens_a_lane(memory[0]) < 2 * _segment_len(memory[0]):
         console.print(
@@ -152,6 +156,19 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
         console.print(
             f"The memory rows read the beginning of each lane of the test split with the same weights: memory gave "
             f"{gain:.4f} nats a token.",
+            soft_wrap=True,
+        )
+
+
+def _print_unknown(console: Console, data: Dataset) -> None:
+    """Say of scores on much that is unknown that they look better than they are."""
+    tokens = data.counts()
+    shares = {split: data.unknown.get(split, 0) / tokens[split] for split in ("valid", "test") if tokens[split]}
+    if shares and max(shares.values()) > MUCH_UNKNOWN:
+        shown = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+        console.print(
+            f"Of the tokens, {shown} are unknown, which is easy to foresee: these scores, bits a byte too, compare "
+            "only with those of the same vocabulary.",
             soft_wrap=True,
         )
 
@@ -243,11 +260,16 @@ def _smoothed(values: list[float]) -> list[float]:
     return smoothed
 
 
-def next_commands(folder: Path, monitor: str, *, trained: bool) -> list[str]:
+def next_commands(folder: Path, monitor: str, data: Dataset, *, trained: bool) -> list[str]:
     """Give the commands that a person would type next; there is no model to load where none was trained."""
     where = shlex.quote(shown(folder))
     load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
     quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
     watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
-    begin = f"python train.py init_from={where} data=text data.path=YOUR_TEXT"
+    more = "data=text data.path=YOUR_TEXT"
+    if data.name == "tokens":
+        more = f"data=tokens data.path=YOUR_IDS data.vocab_size={data.vocabulary.size}"
+    elif not data.text_bytes:
+        more = f"data={data.name}"
+    begin = f"python train.py init_from={where} {more}"
     return [f"python -c {quoted}", watch, begin] if trained else [watch]

@@ -22,6 +22,7 @@ def opening_lines(
     embedding = sum(parameter.numel() for name, parameter in model.named_parameters() if "embedding" in name)
     counts = data.counts()
     fingerprint = data.fingerprint
+    files = "1 file" if fingerprint.files == 1 else f"{fingerprint.files:,} files"
     lanes = config.data.batch_size if plan.max_steps > 0 else config.eval.batch_size
     shares = [len(share) for share in split_evenly(lanes, trainer.world_size)]
     per_device = str(shares[0]) if len(set(shares)) == 1 else f"{shares[-1]}-{shares[0]}"
@@ -32,12 +33,13 @@ def opening_lines(
         f"model    {config.model.kind}, {parameters:,} parameters, {embedding:,} of them embedding",
         f"data     {data.name}{beside_scores(data)}, {data.vocabulary.kind} vocabulary of {data.vocabulary.size:,}: "
         "tokens " + ", ".join(f"{split} {count:,}" for split, count in counts.items()),
-        f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256[:16]}",
-        *([f"unknown  words outside the vocabulary: {unknown}"] if unknown else []),
+        f"source   {files}, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256[:16]}",
+        *([f"unknown  outside the vocabulary: {unknown}"] if unknown else []),
         *(_training_lines(config, plan, model) if plan.max_steps > 0 else [_scoring_line(config)]),
         f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}, "
         f"{per_device} lanes a device",
     ]
+    lines += [f"note     the {split} split is empty, and is not scored" for split, count in counts.items() if not count]
     start = config.callbacks.weight_average.start_step
     if start is not None and start > plan.max_steps:
         lines.append(

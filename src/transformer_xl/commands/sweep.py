@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from transformer_xl.commands import literals
 from transformer_xl.commands.comparison import print_comparison
 from transformer_xl.commands.tables import JobRecord, print_rows, printable
+from transformer_xl.scores import BITS_PER_BYTE
 
 RECORD = "job.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -231,15 +232,27 @@ def finish(token: str) -> bool:
 
 
 def _print_table(records: list[JobRecord]) -> None:
-    header = ["job", "overrides", "objective", "status", "folder"]
+    shared = set.intersection(*(set(record.overrides) for record in records)) if len(records) > 1 else set()
+    bits = [_read_bits(Path(record.folder)) for record in records]
+    header = ["job", "overrides", "objective", *(["bits a byte"] if any(bits) else []), "status", "folder"]
     rows = [
         [
             str(record.number),
-            printable(" ".join(map(literals.as_typed, record.overrides))),
+            printable(" ".join(literals.as_typed(line) for line in record.overrides if line not in shared)),
             "-" if record.objective is None else f"{record.objective:.6g}",
+            *([found or "-"] if any(bits) else []),
             "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",
             printable(os.path.relpath(record.folder)),
         ]
-        for record in records
+        for record, found in zip(records, bits, strict=True)
     ]
     print_rows(header, rows)
+
+
+def _read_bits(folder: Path) -> str | None:
+    """Read a job's bits a byte on the validation split, which compare whatever the vocabulary is."""
+    try:
+        metrics = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]
+        return f"{metrics['valid'][BITS_PER_BYTE]:.4f}"
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

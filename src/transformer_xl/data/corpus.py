@@ -150,6 +150,9 @@ def open_corpus(
         # Other builders may replace the folder while it is opened; what they put there is as good.
         cached = None if must_build else open_cache(folder, settings=settings, sources=sources)
         if cached is not None:
+            starts = cached.splits["train"].starts
+            if config.order == "shuffled" and (starts is None or len(starts) < 2):
+                announce("data: data.order=shuffled has nothing to shuffle: the training split is one document")
             return Corpus(config=config, cached=cached, seed=seed)
         waiting = f"data: waiting for another process, which builds {folder}"
         with writing_below(cache_dir), only_one(cache_dir / f".lock-{folder.name}", announce=announce, waiting=waiting):

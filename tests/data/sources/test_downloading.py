@@ -149,9 +149,9 @@ def test_no_source_at_all_says_which_file_goes_where(
     with pytest.raises(UserError) as refused:
         fetch(config)
     assert str(refused.value) == (
-        f"data=enwik8 cannot be fetched: {urls[0]} answers 404 Not Found; {urls[1]} answers 404 Not Found; put the "
-        f"file enwik8 or enwik8.zip into {str(downloads(config))!r}, or into any folder named by data.dir; by hand it "
-        f"is fetched from {urls[0]} or {urls[1]}"
+        f"data=enwik8 cannot be fetched ({urls[1]} answers 404 Not Found); put its files into "
+        f"{str(downloads(config))!r}, or into any folder named by data.dir\n\n"
+        f"  files  the file enwik8 or enwik8.zip\n  from   {urls[0]}\n  from   {urls[1]}"
     )
 
 

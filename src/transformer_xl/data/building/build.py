@@ -24,6 +24,7 @@ from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.preparing import Prepared, prepare
 from transformer_xl.data.building.publishing import building, publish, write_json
 from transformer_xl.data.building.reading import Reading, foreign_tokenizer, load_foreign_tokenizer, require_blanks
+from transformer_xl.data.building.text import total_size
 from transformer_xl.data.building.token_splits import write_token_splits
 from transformer_xl.data.building.writing import Encoder, Written, token_dtype
 from transformer_xl.data.sources.files import SPLITS, SourceFile, Sources
@@ -33,6 +34,8 @@ from transformer_xl.data_config import CorpusConfig, PublishedConfig, StoredConf
 from transformer_xl.errors import UserError
 
 _HASHED_TOGETHER = 64 << 20
+_WORTH_SAYING = 0.1
+"""Share of an evaluation's text from which on it is said that more was left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +125,27 @@ class _TextBuild:
             )
             for split in SPLITS
         }
+        notes = [*self.sources.notes, *prepared.notes, *notes, *self._notes_on_size(prepared, vocabulary, written)]
         prepared.remove_files()
-        notes = [*self.sources.notes, *prepared.notes, *notes]
         if isinstance(self.config, PublishedConfig) and self.given is None:
             counts = {split: found.tokens for split, found in written.items()}
             notes += deviations(self.config, counts, vocabulary.size)
         return vocabulary, written, notes
+
+    def _notes_on_size(self, prepared: Prepared, vocabulary: Vocabulary, written: Mapping[str, Written]) -> list[str]:
+        notes = []
+        if self.given is None and self.config.tokenizer == SubwordVocabulary.kind:
+            asked = self.reading.bpe_size
+            if asked is not None and vocabulary.size < asked:
+                notes.append(f"the text gives {vocabulary.size:,} sub-words, fewer than the {asked:,} of data.bpe_size")
+        for split in ("valid", "test"):
+            left_out = total_size(prepared.splits[split]) - written[split].text_bytes
+            limit = self.config.max_eval_tokens if isinstance(self.config, TextConfig) else None
+            if limit is not None and left_out > _WORTH_SAYING * written[split].text_bytes:
+                notes.append(
+                    f"{left_out:,} bytes of the {split} split are left out: it ends at data.max_eval_tokens {limit:,}"
+                )
+        return notes
 
     def _vocabulary(self, prepared: Prepared) -> tuple[Vocabulary, list[str]]:
         """Find the vocabulary, and what is to be said about it."""

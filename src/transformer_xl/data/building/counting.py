@@ -68,6 +68,8 @@ class Counting:
             return CharVocabulary([*unknown, *characters], lower_case=reading.lower_case)
         if reading.kind == SubwordVocabulary.kind:
             assert reading.bpe_size is not None
+            megabytes = min(total_size(splits["train"]), _BPE_SAMPLE_BYTES) / 1e6
+            self.announce(f"data: learning {reading.bpe_size:,} sub-words from {megabytes:,.1f} MB of text")
             return train_bpe(_sample(splits["train"]), size=reading.bpe_size)
         words = self._words(everything if reading.count_all else splits["train"])
         if reading.kind == SentenceVocabulary.kind:

@@ -19,9 +19,25 @@ Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_LINES = 10.0
 _PROGRAM = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from transformer_xl.data.building.parallel import serve; serve()"
+    "import pickle, sys; parent, sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from transformer_xl.data.building.parallel import serve; serve(parent)"
 )
+
+
+class Telling:
+    """Gives a line every ten seconds that says how much of something is done."""
+
+    def __init__(self, doing: str, *, total: int, announce: Callable[[str], None]) -> None:
+        self._doing, self._total, self._announce = doing, total, announce
+        self._done = 0
+        self._said = time.monotonic()
+
+    def add(self, done: int) -> None:
+        """Count what was done."""
+        self._done += done
+        if self._done < self._total and time.monotonic() - self._said > _SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            self._announce(f"data: {self._doing}, {100 * self._done // self._total} %")
 
 
 def in_order(
@@ -67,12 +83,10 @@ def _cores() -> int:
 def _with_lines(
     results: Iterator[Result], *, count: int, doing: str, announce: Callable[[str], None]
 ) -> Iterator[Result]:
-    said = time.monotonic()
-    for number, result in enumerate(results, start=1):
+    telling = Telling(doing, total=count, announce=announce)
+    for result in results:
         yield result
-        if number < count and time.monotonic() - said > _SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            announce(f"data: {doing}, {100 * number // count} %")
+        telling.add(1)
 
 
 class _Worker:
@@ -85,7 +99,7 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._send(sys.path)
+        self._send((os.getpid(), sys.path))
 
     def do(self, work: Callable[[Any], Any], job: Any) -> Any:
         """Do a job there; what it raises there is raised here."""
@@ -111,10 +125,10 @@ class _Worker:
         self._process.stdin.flush()
 
 
-def serve() -> None:
-    """Do jobs that come on standard input, until it ends or the process that sends them does."""
+def serve(parent: int) -> None:
+    """Do jobs that come on standard input, until it ends or the process that sends them (`parent`) does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
         while True:

@@ -15,12 +15,16 @@ from transformer_xl.data.building.reading import Reading, is_raw
 from transformer_xl.data.building.splitting import split_text
 from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
 from transformer_xl.data.sources.files import SPLITS, Origin, Sources
+from transformer_xl.data.tokenizer import CharVocabulary
 from transformer_xl.data_config import CorpusConfig, TextConfig
 from transformer_xl.errors import UserError
 
 _EXTRACTED_TOGETHER = 64 << 20
+_BYTES_A_CHARACTER = 4
 _BYTES_A_TOKEN = 16
-"""No fewer bytes make a token on average, in any text: validation and test are cut at so many, then at tokens."""
+"""No more bytes make a token on average, in any text: validation and test are cut at so many, then at tokens."""
+_LOOKED_AT_FILES = 1000
+_LOOKED_AT_BYTES = 1 << 13
 _SAMPLE_BYTES = 1 << 16
 
 
@@ -95,7 +99,7 @@ def prepare(
     return Prepared(
         splits=splits,
         documents=sum(len(text.stretch.rows) for text in texts.values()),
-        notes=tuple(_notes(texts.values())),
+        notes=tuple(_notes(config, texts.values())),
         folder=unpacked,
     )
 
@@ -167,15 +171,43 @@ def _max_eval_bytes(config: CorpusConfig, reading: Reading) -> int | None:
     limit = config.max_eval_tokens if isinstance(config, TextConfig) else None
     if limit is None:
         return None
-    return limit if reading.is_of_bytes else limit * _BYTES_A_TOKEN
+    if reading.is_of_bytes:
+        return limit
+    return limit * (_BYTES_A_CHARACTER if reading.kind == CharVocabulary.kind else _BYTES_A_TOKEN)
 
 
-def _notes(texts: Collection[_Text]) -> list[str]:
+def _notes(config: CorpusConfig, texts: Collection[_Text]) -> list[str]:
     replaced = sum(text.replaced for text in texts)
     skipped = sum(text.skipped for text in texts)
-    notes = []
+    notes = [*_notes_on_documents(config, texts), *_notes_on_files(config, texts)]
     if replaced:
         notes.append(f"data.errors=replace put U+FFFD in {replaced:,} places")
     if skipped:
         notes.append(f"data.errors=skip_line left out {skipped:,} lines or records")
     return notes
+
+
+def _notes_on_documents(config: CorpusConfig, texts: Collection[_Text]) -> list[str]:
+    if config.documents not in ("blank_line", "marker") or any(len(text.stretch.rows) > 1 for text in texts):
+        return []
+    what = "a blank line" if config.documents == "blank_line" else f"the line {config.document_marker!r}"
+    return [f"data.documents is {config.documents!r}, and no text has {what} between two documents"]
+
+
+def _notes_on_files(config: CorpusConfig, texts: Collection[_Text]) -> list[str]:
+    """Say so if plain files seem to be no text in an encoding of bytes."""
+    if not isinstance(config, TextConfig) or config.encoding.lower().startswith(("utf-16", "utf-32", "utf16", "utf32")):
+        return []
+    plain = [text.stretch.path for text in texts if text.stretch.path == text.stretch.source]
+    found = [path.name for path in plain[:_LOOKED_AT_FILES] if _holds_nul(path)]
+    if not found:
+        return []
+    return [
+        f"NUL bytes, which text has not, are in {len(found):,} of the files, such as {found[0]!r}: data.path may be a "
+        "glob that leaves them out, and data.encoding=utf-16 reads that kind of text"
+    ]
+
+
+def _holds_nul(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" in file.read(_LOOKED_AT_BYTES)

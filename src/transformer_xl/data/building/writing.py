@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from transformer_xl.data.building.counting import JOB_BYTES
 from transformer_xl.data.building.encoding import Tokens, encoded
-from transformer_xl.data.building.parallel import in_order
+from transformer_xl.data.building.parallel import Telling, in_order
 from transformer_xl.data.building.reading import Reading
 from transformer_xl.data.building.splitting import into_jobs
-from transformer_xl.data.building.text import Stretch
+from transformer_xl.data.building.text import Stretch, total_size
 from transformer_xl.data.tokenizer import SentenceVocabulary, SubwordVocabulary, Vocabulary, load_vocabulary
 
 START_DTYPE = np.dtype("<i8")
@@ -87,9 +87,13 @@ class Encoder:
         doing = f"turning the {tokens.stem} split into tokens"
         with starts.open("xb") as starts_file:
             written = Written(0, 0, 0, 0)
-            for part, found in zip(
-                parts, in_order(_encode_part, parts, doing=doing, announce=self.announce), strict=True
-            ):
+            telling = Telling(doing, total=total_size(stretches), announce=self.announce)
+            results = (
+                (_encode_part(part, telling) for part in parts)
+                if alone
+                else in_order(_encode_part, parts, doing=doing, announce=self.announce)
+            )
+            for part, found in zip(parts, results, strict=True):
                 _append_starts(_starts_of(part.target), starts_file, base=written.tokens)
                 if len(parts) > 1:
                     _append(part.target, tokens)
@@ -118,9 +122,11 @@ def _starts_of(target: Path) -> Path:
     return target.with_name(f"{target.name}.starts")
 
 
-def _encode_part(part: _Part) -> Written:
+def _encode_part(part: _Part, telling: Telling | None = None) -> Written:
     vocabulary = _vocabulary(part.vocabulary)
     chunks = encoded(part.reading, vocabulary, part.stretches, short=part.max_tokens is not None)
+    if telling is not None:
+        chunks = _told(chunks, telling)
     return write_tokens(
         _begun(part, vocabulary, chunks),
         vocabulary=vocabulary,
@@ -129,6 +135,12 @@ def _encode_part(part: _Part) -> Written:
         are_documents=part.reading.are_documents,
         max_tokens=part.max_tokens,
     )
+
+
+def _told(chunks: Iterator[Tokens], telling: Telling) -> Iterator[Tokens]:
+    for chunk in chunks:
+        yield chunk
+        telling.add(chunk.text_bytes)
 
 
 def write_tokens(

@@ -98,8 +98,8 @@ def _fetched(config: PublishedConfig, folder: Path, *, announce: Callable[[str],
         form = find_form(config.kind, folder)
     if isinstance(form, Found):
         return form
-    reasons = "; ".join(failures) or f"what came lacks {', '.join(form.names)}"
-    raise UserError(f"data={config.kind} cannot be fetched: {reasons}; {_by_hand(config.kind, folder)}")
+    reason = failures[-1] if failures else f"what came lacks {', '.join(form.names)}"
+    raise UserError(f"data={config.kind} cannot be fetched ({reason}); {_by_hand(config.kind, folder)}")
 
 
 @contextmanager
@@ -118,11 +118,10 @@ def _writing(config: PublishedConfig) -> Iterator[None]:
 
 def _by_hand(kind: str, folder: Path) -> str:
     mirrors = MIRRORS[kind]
-    addresses = " or ".join(source.address for source in mirrors.sources)
-    also = f" (and {mirrors.also[0].address})" if mirrors.also else ""
+    addresses = [source.address for source in (*mirrors.sources, *mirrors.also)]
     return (
-        f"put {_WANTED[kind]} into {os.path.abspath(folder)!r}, or into any folder named by data.dir; by hand it is "
-        f"fetched from {addresses}{also}"
+        f"put its files into {os.path.abspath(folder)!r}, or into any folder named by data.dir\n\n"
+        f"  files  {_WANTED[kind]}\n" + "\n".join(f"  from   {address}" for address in addresses)
     )
 
 

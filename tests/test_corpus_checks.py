@@ -23,6 +23,10 @@ TOKENS = ["data=tokens", "data.path=some.npy", "data.vocab_size=10"]
         ([*TOKENS, "data.documents=marker"], ["data.documents is 'marker'", "none or file or record"]),
         ([*TEXT, "data.documents=marker"], ["data.document_marker is null", "line between two documents"]),
         ([*TEXT, "data.document_marker=x"], ["data.document_marker is 'x'", "data.documents 'record'"]),
+        ([*TEXT, "data.documents=marker", "data.document_marker='a\nb'"], ["data.document_marker is", "the line"]),
+        ([*TOKENS, "data.vocab_size=3000000000"], ["data.vocab_size is 3000000000", "at most 2147483648"]),
+        ([*TEXT, "data.tokenizer=/dev/null"], ["data.tokenizer is '/dev/null'", "no regular file"]),
+        ([*TEXT, "data.tokenizer=bpe", "data.bpe_size=10000000"], ["data.bpe_size is 10000000", "at most 1000000"]),
         ([*TEXT, "data.documents=none"], ["data.reset_memory is 'document'", "must be 'never'"]),
         (
             [*TEXT, "data.documents=none", "data.reset_memory=never", "data.order=shuffled"],

@@ -56,7 +56,7 @@ def test_every_recipe_is_here() -> None:
     assert set(scored()) == {*RECORDED, "wt103_published"}
 
 
-@pytest.mark.parametrize("name", scored())
+@pytest.mark.parametrize("name", list(scored()))
 def test_a_recipe_states_the_papers_score_and_ours(name: str) -> None:
     assert header(EXPERIMENTS / f"{name}.yaml").keys() == {"paper", "ours"}
 

@@ -27,6 +27,8 @@ _TOKENIZERS = {
 }
 """What the published corpora can be split into: their words stand in the files, or there are none."""
 _BYTES = 256
+_MOST_IDS = 2**31
+_MOST_SUBWORDS = 1_000_000
 
 
 def check_corpus(data: StoredConfig) -> list[str]:
@@ -47,6 +49,8 @@ def check_corpus(data: StoredConfig) -> list[str]:
             problems.append("data.split is 'hash' with data.documents 'none', and needs documents")
     if isinstance(data, TokensConfig):
         problems += at_least(1, data__vocab_size=data.vocab_size)
+        if data.vocab_size is not None and data.vocab_size > _MOST_IDS:
+            problems.append(f"data.vocab_size is {data.vocab_size}, and must be at most {_MOST_IDS}")
         if (data.vocab_size is None) == (data.vocabulary is None):
             problems.append(
                 f"data.vocab_size is {_shown(data.vocab_size)} and data.vocabulary is {_shown(data.vocabulary)}, and "
@@ -71,7 +75,7 @@ def _check_documents(data: StoredConfig) -> list[str]:
             problems.append("data.order is 'shuffled' with data.documents 'none', and needs documents to shuffle")
     if isinstance(data, CorpusConfig):
         marker = data.document_marker
-        if data.documents == "marker" and not (marker or "").strip():
+        if data.documents == "marker" and (not (marker or "").strip() or not _is_line(str(marker))):
             problems.append(f"data.document_marker is {_shown(marker)}, and must be the line between two documents")
         if data.documents != "marker" and marker is not None:
             problems.append(f"data.document_marker is {marker!r} with data.documents {data.documents!r}: set marker")
@@ -92,6 +96,9 @@ def _check_tokenizer(data: CorpusConfig) -> list[str]:
             f"data.tokenizer is {name!r}, and must be one of {', '.join(TOKENIZERS)}, a tokenizer.json that exists, or "
             "owner/name on the Hub" + (f"; the nearest is {close[0]}" if close else "")
         )
+    path = os.path.expanduser(name)
+    if name not in TOKENIZERS and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        problems.append(f"data.tokenizer is {name!r}, which is no regular file")
     if data.newline == "drop" and (name not in ("byte", "char", "word") or data.kind == "lm1b"):
         problems.append(
             f"data.newline is 'drop' with data.tokenizer {name!r} and data {data.kind}, and must be 'keep': line ends "
@@ -111,6 +118,8 @@ def _check_counts(data: CountedConfig) -> list[str]:
         problems.append(f"data.max_size is {data.max_size} with data.tokenizer 'byte', which always has {_BYTES}")
     if name == "bpe":
         problems += at_least(_BYTES, data__bpe_size=data.bpe_size)
+        if data.bpe_size > _MOST_SUBWORDS:
+            problems.append(f"data.bpe_size is {data.bpe_size}, and must be at most {_MOST_SUBWORDS}")
         if data.max_size is not None and data.max_size < data.bpe_size:
             problems.append(
                 f"data.max_size is {data.max_size} with data.tokenizer 'bpe', whose size is data.bpe_size "
@@ -127,6 +136,14 @@ def _check_shares(data: StdlibConfig | TextConfig | TokensConfig) -> list[str]:
             "text, and must add up to less than 1"
         )
     return problems
+
+
+def _is_line(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(text.strip().splitlines()) == 1
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from transformer_xl.config import Config
-from transformer_xl.data_config import StoredConfig
+from transformer_xl.data_config import TOKENIZERS, CorpusConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.parsing import nearest, parse
 
@@ -100,6 +100,10 @@ def write_config(config: Config, folder: Path) -> None:
 def expanded(config: Config) -> Config:
     """Replace a leading `~` in paths by the home folder."""
     data = config.data
+    if isinstance(data, CorpusConfig) and data.tokenizer not in TOKENIZERS:
+        path = os.path.expanduser(data.tokenizer)
+        if os.path.exists(path):  # a resume may come from another folder
+            data = replace(data, tokenizer=os.path.abspath(path))
     for name in ("path", "dir", "cache_dir", "vocabulary"):
         value = getattr(data, name, None)
         if value is not None:

@@ -366,11 +366,14 @@ def test_unknown_words_are_counted_and_announced(tmp_path: Path, published_confi
     assert found.counts() == {"train": 10, "valid": 4, "test": 6}
 
 
+SPACED = "\u6211 \u559c\u6b22 \u5403 \u82f9\u679c \u3002\n"
 UNSPACED = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\n"
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
-@pytest.mark.parametrize(("text", "refused"), [(TEXT, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)])
+@pytest.mark.parametrize(
+    ("text", "refused"), [(TEXT, False), (SPACED, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)]
+)
 def test_words_without_blanks_are_refused(
     text: str, refused: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
 ) -> None:

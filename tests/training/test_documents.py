@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import transformer_xl as txl
 from tests.conftest import Outcome
 from tests.training.test_processes import assert_same_run, exact_run
+from transformer_xl.data.tokenizer import train_bpe
 
 Run = Callable[..., Outcome]
 
@@ -82,3 +87,29 @@ def test_a_trained_model_reads_documents_with_the_end_that_it_knows_or_without(
         assert txl.load_model(begun.folder).vocab_size == size
     extended = tiny_run(*settings(folder), f"init_from={without.folder}", "init_vocabulary=extend", name="extended")
     assert txl.load_model(extended.folder).vocab_size == 257
+
+
+def test_a_resume_with_another_tokenizer_of_the_same_name_is_refused(
+    tiny_run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    for size in (300, 290):
+        learnt = train_bpe([text.read_text() for text in sorted(folder.iterdir())], size=size)
+        path.write_text(json.dumps(learnt.to_json()["tokenizer"]))
+        if size == 300:
+            begun = tiny_run(*settings(folder), f"data.tokenizer={path}", name="begun")
+            assert begun.status == 0
+    assert tiny_run(f"resume={begun.folder}", "trainer.max_steps=9", base=False).status == 2
+    assert "gives another vocabulary than the one" in capsys.readouterr().err
+    assert txl.load_model(begun.folder).vocabulary is not None
+
+
+def test_what_a_foreign_tokenizer_cannot_say_is_counted(tiny_run: Run, folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"the": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    outcome = tiny_run(*settings(folder), f"data.tokenizer={tmp_path / 'words.json'}")
+    assert outcome.status == 0
+    (sidecar,) = (tmp_path / "corpora").glob("*/corpus.json")
+    found = json.loads(sidecar.read_text())["splits"]["train"]
+    assert 0.5 < found["unknown"] / found["tokens"] < 1

@@ -91,6 +91,11 @@ class TrainingRun:
                 f"the text has changed since {shown(self.folder)} was trained on it: its sha256 is "
                 f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
             )
+        if checkpoint is not None and vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
+            raise UserError(
+                f"data.tokenizer {getattr(self.config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
+                f"that {shown(self.folder)} was trained with: start a new run"
+            )
         run_id = checkpoint["run_id"] if checkpoint is not None else secrets.token_hex(4)
         model = build.make_network(self.config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept

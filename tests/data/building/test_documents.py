@@ -9,6 +9,7 @@ import pytest
 
 from transformer_xl.data.building import documents
 from transformer_xl.data.building.documents import Rule, document_rows
+from transformer_xl.errors import UserError
 
 
 def found(
@@ -25,6 +26,11 @@ def found(
     return [text.encode()[start:stop].decode() for start, stop in rows.tolist()]
 
 
+@pytest.fixture(autouse=True, params=[1, 2, 7, 300, 1 << 20])
+def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_BLOCK_BYTES", request.param)
+
+
 @pytest.mark.parametrize("rule", ["none", "file", "record"])
 def test_a_plain_file_is_one(rule: Rule, tmp_path: Path) -> None:
     assert found(tmp_path, "a\n\nb\n", rule) == ["a\n\nb\n"]
@@ -39,7 +45,8 @@ def test_a_plain_file_is_one(rule: Rule, tmp_path: Path) -> None:
         ("a\n \t\n\n\nb", ["a\n \t\n\n\n", "b"]),
         ("a\n\n", ["a\n\n"]),
         ("a", ["a"]),
-        ("\n\na\n", ["\n\n", "a\n"]),
+        ("\n\na\n", ["\n\na\n"]),
+        ("a\n\n  \n\n b\n\n", ["a\n\n  \n\n", " b\n\n"]),
     ],
 )
 def test_blank_lines_end_documents_and_belong_to_them(text: str, expected: list[str], tmp_path: Path) -> None:
@@ -71,3 +78,10 @@ def test_records_begin_where_they_are_listed_and_empty_ones_are_none(
     assert found(tmp_path, "aabbbc", "record", starts=[0, 2, 2, 5, 6]) == ["aa", "bbb", "c"]
     assert found(tmp_path, "x", "record", starts=[]) == []
     assert found(tmp_path, "x", "blank_line", starts=[0]) == ["x"]
+
+
+@pytest.mark.parametrize("rule", ["blank_line", "marker"])
+def test_a_file_that_shrinks_meanwhile_is_refused(rule: Rule, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a\n\nb\n")
+    with pytest.raises(UserError, match="changed while it was read"):
+        document_rows(tmp_path / "text", size=100, rule=rule, marker="-", records=None, table=tmp_path / "rows")

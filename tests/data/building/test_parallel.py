@@ -34,6 +34,14 @@ def _process_of(job: int) -> int:
     return os.getpid()
 
 
+def test_nothing_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pickle", "struct", "numpy"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit(77)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert list(in_order(abs, [-1, -2], doing="", announce=pytest.fail)) == [1, 2]
+
+
 def test_one_job_is_done_here() -> None:
     assert list(in_order(_process_of, [1], doing="counting", announce=pytest.fail)) == [os.getpid()]
 

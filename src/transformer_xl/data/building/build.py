@@ -110,9 +110,13 @@ class _TextBuild:
     announce: Callable[[str], None]
 
     def run(self) -> tuple[Vocabulary, dict[str, Written], list[str]]:
+        foreign = None
+        if self.given is None and foreign_tokenizer(self.config) is not None:
+            foreign = load_foreign_tokenizer(self.config)  # a broken one is found before long work
         prepared = prepare(self.config, self.sources, self.reading, folder=self.folder, announce=self.announce)
-        require_blanks(self.reading, prepared.splits["train"], setting=self.sources.setting)
-        vocabulary, notes = self._vocabulary(prepared)
+        if self.given is None:
+            require_blanks(self.reading, prepared.splits["train"], setting=self.sources.setting)
+        vocabulary, notes = self._vocabulary(prepared, foreign)
         vocabulary.save(self.folder / VOCABULARY)
         encoder = Encoder(reading=self.reading, vocabulary=self.folder / VOCABULARY, announce=self.announce)
         limit = self.config.max_eval_tokens if isinstance(self.config, TextConfig) else None
@@ -147,19 +151,21 @@ class _TextBuild:
                 )
         return notes
 
-    def _vocabulary(self, prepared: Prepared) -> tuple[Vocabulary, list[str]]:
+    def _vocabulary(self, prepared: Prepared, foreign: SubwordVocabulary | None) -> tuple[Vocabulary, list[str]]:
         """Find the vocabulary, and what is to be said about it."""
         wants_end = self.config.end_of_document and self.reading.are_documents and prepared.documents > 1
         counting = Counting(reading=self.reading, folder=self.folder, announce=self.announce)
         given, notes = self.given, []
         if given is not None and not given.extend:
-            return given.vocabulary, []
+            lacks_end = wants_end and given.vocabulary.end_of_document is None
+            note = "the vocabulary of init_from has no id that ends a document: init_vocabulary=extend adds one"
+            return given.vocabulary, [note] if lacks_end else []
         if given is not None:
             vocabulary, added = counting.extend_vocabulary(given.vocabulary, prepared.splits)
             added += wants_end and vocabulary.end_of_document is None
             notes.append(f"{added:,} symbols were added to the {given.vocabulary.size:,} of init_from")
-        elif foreign_tokenizer(self.config) is not None:
-            vocabulary = load_foreign_tokenizer(self.config)
+        elif foreign is not None:
+            vocabulary = foreign
             notes += self._lossy_note(vocabulary, prepared)
         elif self.reading.kind == SentenceVocabulary.kind and self.sources.vocabulary is not None:
             vocabulary = read_vocabulary_file(self.sources.vocabulary.path)

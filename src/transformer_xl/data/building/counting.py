@@ -172,7 +172,8 @@ def _count_words(part: _Part) -> Counted | Path:
 def _sample(stretches: Sequence[Stretch]) -> Iterator[str]:
     """Yield the texts that sub-words are learnt from: all, or windows that a fixed seed draws."""
     total = total_size(stretches)
-    if total > _BPE_SAMPLE_BYTES:
+    is_whole = total <= _BPE_SAMPLE_BYTES
+    if not is_whole:
         windows = -(-total // _BPE_WINDOW_BYTES)
         drawn = np.random.Generator(np.random.PCG64(_BPE_SEED)).permutation(windows)
         taken = np.sort(drawn[: _BPE_SAMPLE_BYTES // _BPE_WINDOW_BYTES]).tolist()
@@ -180,8 +181,10 @@ def _sample(stretches: Sequence[Stretch]) -> Iterator[str]:
         stretches = [part for start in starts for part in between(stretches, start, start + _BPE_WINDOW_BYTES)]
     for stretch in stretches:
         for chunk in read_chunks(stretch, find_cut=character_border):
-            # a window may begin or end inside a character
-            yield from (part.decode(errors="ignore") for part in chunk.parts())
+            if is_whole:
+                yield from decoded(chunk, stretch)
+            else:  # a window may begin or end inside a character
+                yield from (part.decode(errors="ignore") for part in chunk.parts())
 
 
 def read_vocabulary_file(path: Path) -> Vocabulary:

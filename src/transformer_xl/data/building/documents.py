@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.errors import UserError
+
 Rule = Literal["none", "file", "blank_line", "marker", "record"]
 _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
+_WHITE = b" \t\r\n"
+_BLOCK_BYTES = 4 << 20
 _WRITTEN_AT_ONCE = 1 << 16
 _MARGIN = 256
 """Blanks that may stand around a marker on its line; what is farther away is not looked at."""
@@ -64,29 +67,73 @@ def _rows_of_starts(records: Path, *, size: int, table: Path) -> NDArray[np.int6
 
 
 def _between_blank_lines(path: Path, *, size: int) -> Iterator[tuple[int, int]]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        start = 0
-        for blank in _BLANK_LINES.finditer(text):
-            yield start, blank.end()
-            start = blank.end()
-        yield start, size
+    start = position = 0
+    held = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            text = held + block
+            is_last = position + len(text) >= size
+            # white space at the end may go on in the next block
+            settled = len(text) if is_last else len(text.rstrip(_WHITE))
+            for blank in _BLANK_LINES.finditer(text):
+                if blank.start() >= settled:
+                    break
+                if position + blank.start() > start:  # blank lines alone are no document
+                    yield start, position + blank.end()
+                    start = position + blank.end()
+            held = text[settled:]
+            position += settled
+    _require(path, read=position + len(held), size=size)
+    yield start, size
 
 
 def _between_markers(path: Path, marker: bytes, *, size: int) -> Iterator[tuple[int, int]]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        start = 0
-        found = text.find(marker)
-        while found >= 0:
-            line_start = text.rfind(b"\n", max(0, found - _MARGIN), found) + 1 or max(0, found - _MARGIN)
-            after = found + len(marker) + _MARGIN
-            line_end = text.find(b"\n", found, after)
-            after = line_end + 1 if line_end >= 0 else min(after, size)
-            is_line = (line_end >= 0 or after == size) and (line_start == 0 or text[line_start - 1] == 10)
-            if is_line and text[line_start:after].strip() == marker:
-                yield start, line_start
-                start = after
-            found = text.find(marker, max(found + len(marker), start))
-        yield start, size
+    start = searched = base = 0
+    text = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            text += block
+            end = base + len(text)
+            # what stands around a marker must be seen, too
+            limit = end if end >= size else end - len(marker) - _MARGIN
+            while 0 <= (found := text.find(marker, searched - base)) < limit - base:
+                line = _line_around(text, found, length=len(marker))
+                searched = base + found + len(marker)
+                is_first = base + line.start == 0 or text[line.start - 1 : line.start] == b"\n"
+                if (
+                    is_first
+                    and line.is_whole(end >= size, len(text))
+                    and text[line.start : line.stop].strip() == marker
+                ):
+                    yield start, base + line.start
+                    start = searched = base + line.stop
+            searched = max(searched, limit)
+            kept = max(0, searched - _MARGIN - 1 - base)
+            text, base = text[kept:], base + kept
+    _require(path, read=base + len(text), size=size)
+    yield start, size
+
+
+class _Line(NamedTuple):
+    """Where a line begins and ends, its line end included; it may only seem to where it is longer than a margin."""
+
+    start: int
+    stop: int
+    has_end: bool
+
+    def is_whole(self, is_last: bool, length: int) -> bool:
+        return self.has_end or (is_last and self.stop == length)
+
+
+def _line_around(text: bytes, place: int, *, length: int) -> _Line:
+    first, last = max(0, place - _MARGIN), min(len(text), place + length + _MARGIN)
+    start, end = text.rfind(b"\n", first, place), text.find(b"\n", place, last)
+    return _Line(first if start < 0 else start + 1, last if end < 0 else end + 1, end >= 0)
+
+
+def _require(path: Path, *, read: int, size: int) -> None:
+    if read != size:
+        raise UserError(f"{str(path)!r} changed while it was read; start again once it is at rest")
 
 
 def _written(rows: Iterator[tuple[int, int]], table: Path) -> NDArray[np.int64]:

@@ -63,6 +63,7 @@ def _encode(reading: Reading, vocabulary: Vocabulary, chunk: Chunk, stretch: Str
         found = vocabulary.encode_many(texts)
         lengths = list(map(len, found))
         ids = np.concatenate(found)
+        unknown = 0 if vocabulary.unknown is None else int((ids == vocabulary.unknown).sum())
         text_bytes = len(chunk.data)
     elif isinstance(vocabulary, ListedWords):
         different, numbers, lengths = split_texts(reading, texts, ends=chunk.ends)

@@ -92,12 +92,13 @@ def _with_lines(
 class _Worker:
     """Another process that does one job after another.
 
-    Not one of `multiprocessing`: those run the user's own main program again, or inherit locks that threads hold.
+    It imports nothing from the current folder (`-P`). It is not one of `multiprocessing`: those run the user's own main
+    program again, or inherit locks that threads hold.
     """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-P", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._send((os.getpid(), sys.path))
 
@@ -140,8 +141,11 @@ def serve(parent: int) -> None:
                 answer = True, work(job)
             except Exception as error:
                 answer = False, error
-            pickle.dump(answer, answers)
-            answers.flush()
+            try:
+                pickle.dump(answer, answers)
+                answers.flush()
+            except BrokenPipeError:  # nobody waits for it any more
+                os._exit(1)
 
 
 def _end_with(parent: int) -> None:

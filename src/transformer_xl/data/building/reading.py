@@ -43,6 +43,7 @@ _OF_BYTES = (ByteVocabulary.kind, RankedByteVocabulary.kind)
 _OF_WORDS = (WordVocabulary.kind, WikitextVocabulary.kind, SentenceVocabulary.kind)
 _SAMPLE_CHARACTERS = 1 << 20
 _LONG_WORDS = 20
+_LONG_UNSPACED_WORDS = 4
 _UNSPACED_SHARE = 0.2
 # Thai, Lao, Myanmar, Khmer, Japanese, Chinese: first and last code points.
 _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF))
@@ -255,8 +256,9 @@ def require_blanks(reading: Reading, stretches: Sequence[Stretch], *, setting: s
     letters = sum(map(len, words))
     codes = np.frombuffer(sample.encode("utf-32-le"), "<u4")
     unspaced = sum(int(((codes >= first) & (codes <= last)).sum()) for first, last in _UNSPACED)
-    if letters / len(words) > _LONG_WORDS or unspaced / letters > _UNSPACED_SHARE:
+    length = letters / len(words)
+    if length > _LONG_WORDS or (unspaced / letters > _UNSPACED_SHARE and length > _LONG_UNSPACED_WORDS):
         raise UserError(
             f"data.tokenizer is {reading.kind!r}, and {setting} has few blanks between its words "
-            f"({letters / len(words):.0f} characters from blank to blank): use char or bpe"
+            f"({length:.0f} characters from blank to blank): use char or bpe"
         )

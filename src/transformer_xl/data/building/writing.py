@@ -155,7 +155,7 @@ def write_tokens(
     """Write ids, and the places where documents begin, ending each with the vocabulary's symbol for that if it has one.
 
     With `max_tokens` the chunk that would go beyond is left out, so that bytes and tokens belong to each other; if that
-    would leave less than half, it is cut instead, and its bytes are taken in proportion.
+    would leave less than half, it is cut instead, and its bytes and unknown symbols are taken in proportion.
     """
     dtype = token_dtype(vocabulary.size)
     end = vocabulary.end_of_document if are_documents else None
@@ -167,7 +167,8 @@ def write_tokens(
                 if count >= max_tokens // 2:
                     break
                 kept = max_tokens - count
-                chunk = chunk._replace(text_bytes=chunk.text_bytes * kept // len(ids))
+                text, unknowns = chunk.text_bytes * kept // len(ids), chunk.unknown * kept // len(ids)
+                chunk = chunk._replace(text_bytes=text, unknown=unknowns)
                 ids, begins = ids[:kept], begins[begins < kept]
             token_file.write(ids.astype(dtype, copy=False).data)
             start_file.write((begins + count).astype(START_DTYPE).data)

@@ -55,6 +55,12 @@ class SubwordVocabulary(Vocabulary):
         if end_of_document is not None and not 0 <= end_of_document <= self._ids:
             raise UserError(f"a document's end has the id {end_of_document}, and must have one from 0 to {self._ids}")
         self._end_of_document = end_of_document
+        model = self._description["model"]
+        assert isinstance(model, dict), "the library has read it"
+        number = model.get("unk_id")
+        name = model.get("unk_token")
+        self.unknown = number if isinstance(number, int) else self._tokenizer.token_to_id(name) if name else None
+        """The id of what the tokenizer cannot say; None where it says everything."""
 
     @property
     def size(self) -> int:

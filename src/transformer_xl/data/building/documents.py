@@ -63,7 +63,7 @@ def _rows_of_starts(records: Path, *, size: int, table: Path) -> NDArray[np.int6
                 edges = np.append(edges, size)
             rows = np.stack([edges[:-1], edges[1:]], axis=1)
             file.write(rows[rows[:, 0] < rows[:, 1]].tobytes())
-    return _mapped(table)
+    return map_rows(table)
 
 
 def _between_blank_lines(path: Path, *, size: int) -> Iterator[tuple[int, int]]:
@@ -141,10 +141,11 @@ def _written(rows: Iterator[tuple[int, int]], table: Path) -> NDArray[np.int64]:
     with table.open("wb") as file:
         while some := list(itertools.islice(rows, _WRITTEN_AT_ONCE)):
             file.write(np.array([row for row in some if row[0] < row[1]], "<i8").tobytes())
-    return _mapped(table)
+    return map_rows(table)
 
 
-def _mapped(table: Path) -> NDArray[np.int64]:
+def map_rows(table: Path) -> NDArray[np.int64]:
+    """Map a file of documents that `document_rows` wrote."""
     if table.stat().st_size == 0:
         return np.zeros((0, 2), np.int64)
     return np.memmap(table, "<i8", mode="r").reshape(-1, 2)

@@ -8,7 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_xl.data.building.documents import document_rows
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.building.documents import document_rows, map_rows
 from transformer_xl.data.building.extraction import extract_many
 from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.reading import Reading, is_raw
@@ -77,10 +80,10 @@ def prepare(
     unpacked.mkdir()
     texts: dict[Origin, _Text] = {}
     origins = list(dict.fromkeys([*sources.whole, *(origin for split in sources.splits.values() for origin in split)]))
-    for text in in_order(
+    for found in in_order(
         _prepare_files, _jobs(origins, config, reading, unpacked), doing="unpacking", announce=announce
     ):
-        texts.update(text)
+        texts |= {origin: prepared.text() for origin, prepared in found.items()}
     of_split = {split: [texts[origin] for origin in sources.splits.get(split, ())] for split in SPLITS}
     whole = [texts[origin] for origin in sources.whole]
     if sources.cut is None:
@@ -116,6 +119,21 @@ class _Text(NamedTuple):
     skipped: int
 
 
+class _Found(NamedTuple):
+    """What one process sends to another of a file's text: many documents as the file that lists them."""
+
+    path: Path
+    rows: NDArray[np.int64] | None
+    table: Path
+    source: Path
+    replaced: int
+    skipped: int
+
+    def text(self) -> _Text:
+        rows = map_rows(self.table) if self.rows is None else self.rows
+        return _Text(Stretch(path=self.path, rows=rows, source=self.source), self.replaced, self.skipped)
+
+
 class _Job(NamedTuple):
     """Files that one process unpacks; `number` is the first one's."""
 
@@ -141,7 +159,7 @@ def _jobs(origins: Sequence[Origin], config: CorpusConfig, reading: Reading, fol
     return [_Job(group, first, config, raw, folder) for group, first in zip(groups, firsts, strict=True)]
 
 
-def _prepare_files(job: _Job) -> dict[Origin, _Text]:
+def _prepare_files(job: _Job) -> dict[Origin, _Found]:
     config = job.config
     targets = [job.folder / f"{job.number + place}.txt" for place in range(len(job.origins))]
     extracted = extract_many(
@@ -162,8 +180,15 @@ def _prepare_files(job: _Job) -> dict[Origin, _Text]:
             records=found.records,
             table=target.with_suffix(".rows"),
         )
-        stretch = Stretch(path=found.path, rows=rows, source=origin.file.path)
-        texts[origin] = _Text(stretch, found.replaced, found.skipped)
+        is_listed = isinstance(rows, np.memmap)
+        texts[origin] = _Found(
+            path=found.path,
+            rows=None if is_listed else rows,
+            table=target.with_suffix(".rows"),
+            source=origin.file.path,
+            replaced=found.replaced,
+            skipped=found.skipped,
+        )
     return texts
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,24 +53,55 @@ def between(stretches: Sequence[Stretch], begin: int, end: int) -> list[Stretch]
     for stretch in stretches:
         size = stretch.size
         start, stop = max(begin - position, 0), min(end - position, size)
-        if start < stop:
-            found.append(stretch if (start, stop) == (0, size) else _part(stretch, start, stop))
+        if start < stop and (start, stop) == (0, size):
+            found.append(stretch)
+        elif start < stop:
+            first, last = _places(stretch, [start, stop])
+            found += _part(stretch, first, last)
         position += size
     return found
 
 
-def _part(stretch: Stretch, start: int, stop: int) -> Stretch:
-    """Give the bytes [start, stop) of a stretch's rows."""
-    edges = np.concatenate([np.zeros(1, np.int64), (stretch.rows[:, 1] - stretch.rows[:, 0]).cumsum()])
-    first = int(np.searchsorted(edges, start, side="right")) - 1
-    last = int(np.searchsorted(edges, stop, side="left"))
-    rows = np.array(stretch.rows[first:last])
-    begins = stretch.begins if first == 0 else True
-    ends = stretch.ends if last == len(stretch.rows) else True
-    begins, ends = begins and edges[first] == start, ends and edges[last] == stop
-    rows[-1, 1] -= edges[last] - stop
-    rows[0, 0] += start - edges[first]
-    return stretch._replace(rows=rows, begins=bool(begins), ends=bool(ends))
+class _Place(NamedTuple):
+    """A byte of a stretch: in which row, and how far in it; behind the last row it is at its end, in the next."""
+
+    row: int
+    inside: int
+
+
+def _places(stretch: Stretch, offsets: Sequence[int]) -> list[_Place]:
+    """Find bytes counted over a stretch's rows, in ascending order."""
+    found: list[_Place] = []
+    before = 0
+    for first, rows in stretch.blocks():
+        edges = before + np.concatenate([np.zeros(1, np.int64), (rows[:, 1] - rows[:, 0]).cumsum()])
+        while len(found) < len(offsets) and offsets[len(found)] < edges[-1]:
+            row = int(np.searchsorted(edges, offsets[len(found)], side="right")) - 1
+            found.append(_Place(first + row, offsets[len(found)] - int(edges[row])))
+        before = int(edges[-1])
+    return found + [_Place(len(stretch.rows), 0)] * (len(offsets) - len(found))
+
+
+def _part(stretch: Stretch, first: _Place, last: _Place) -> list[Stretch]:
+    """Give a stretch from one place to another: whole rows as they are, and those that are cut apart from them."""
+    count = len(stretch.rows)
+
+    def rows_between(start: int, stop: int) -> Stretch:
+        begins, ends = stretch.begins or start > 0, stretch.ends or stop < count
+        return stretch._replace(rows=stretch.rows[start:stop], begins=begins, ends=ends)
+
+    def cut(row: int, *, start: int, stop: int | None) -> Stretch:
+        part = rows_between(row, row + 1)
+        (begin, end), *_ = part.rows.tolist()
+        rows = np.array([[begin + start, end if stop is None else begin + stop]], np.int64)
+        return part._replace(rows=rows, begins=part.begins and start == 0, ends=part.ends and stop is None)
+
+    if first.row == last.row:
+        return [cut(first.row, start=first.inside, stop=last.inside)]
+    found = [cut(first.row, start=first.inside, stop=None)] if first.inside else []
+    start = first.row + (first.inside > 0)
+    found += [rows_between(start, last.row)] if start < last.row else []
+    return found + ([cut(last.row, start=0, stop=last.inside)] if last.inside else [])
 
 
 def _fractions(
@@ -94,15 +126,15 @@ def _border(stretches: Sequence[Stretch], *, at: int, bound: int, are_documents:
         return at
     number = max(number for number, start in enumerate(starts) if start < at)
     stretch = stretches[number]
-    edges = starts[number] + np.concatenate([np.zeros(1, np.int64), (stretch.rows[:, 1] - stretch.rows[:, 0]).cumsum()])
-    row = int(np.searchsorted(edges, at, side="right")) - 1
-    if edges[row] == at:
+    (place,) = _places(stretch, [at - starts[number]])
+    if place.inside == 0:
         return at
-    row_end = int(edges[row + 1])
+    row_start, row_stop = map(int, stretch.rows[place.row])
+    row_end = at + row_stop - row_start - place.inside
     if are_documents and row_end < bound and row_end - at <= _SEARCHED_BYTES:
         return row_end
-    offset = int(stretch.rows[row, 0]) + at - int(edges[row])
-    moved = at + _after_line_end(stretch.path, offset=offset, size=int(stretch.rows[row, 1])) - offset
+    offset = row_start + place.inside
+    moved = at + _after_line_end(stretch.path, offset=offset, size=row_stop) - offset
     if moved < bound and moved - at <= _SEARCHED_BYTES:
         return moved
     return at + _character_border(stretch.path, offset=offset) - offset
@@ -196,8 +228,28 @@ def into_jobs(stretches: Iterable[Stretch], *, job_bytes: int) -> list[list[Stre
 
 def _pieces(stretch: Stretch, size: int) -> list[Stretch]:
     total = stretch.size
-    edges = [0]
-    while edges[-1] + 2 * size <= total:
-        edges.append(_border([stretch], at=edges[-1] + size, bound=total, are_documents=True))
-    edges.append(total)
-    return [part for start, stop in pairwise(edges) for part in between([stretch], start, stop)]
+    if total < 2 * size:
+        return [stretch] if total else []
+    wished = list(range(size, total - size + 1, size))
+    edges = [_Place(0, 0)]
+    for place in _places(stretch, wished):
+        moved = _to_border(stretch, place)
+        if moved > edges[-1]:
+            edges.append(moved)
+    if edges[-1].row < len(stretch.rows):
+        edges.append(_Place(len(stretch.rows), 0))
+    return [part for first, last in pairwise(edges) for part in _part(stretch, first, last)]
+
+
+def _to_border(stretch: Stretch, place: _Place) -> _Place:
+    """Move a place forward to where a text may be cut: the next row if it is near, else the next line."""
+    if place.inside == 0:
+        return place
+    row_start, row_stop = map(int, stretch.rows[place.row])
+    offset = row_start + place.inside
+    if row_stop - offset <= _SEARCHED_BYTES:
+        return _Place(place.row + 1, 0)
+    moved = _after_line_end(stretch.path, offset=offset, size=row_stop)
+    if moved - offset > _SEARCHED_BYTES:
+        moved = _character_border(stretch.path, offset=offset)
+    return _Place(place.row, moved - row_start) if moved < row_stop else _Place(place.row + 1, 0)

@@ -42,7 +42,12 @@ class Stretch(NamedTuple):
     @property
     def size(self) -> int:
         """Count the bytes."""
-        return int((self.rows[:, 1] - self.rows[:, 0]).sum())
+        return sum(int((rows[:, 1] - rows[:, 0]).sum()) for _, rows in self.blocks())
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield the rows some thousands at a time, with the number of the first: they may be too many for memory."""
+        for first in range(0, len(self.rows), _ROWS_AT_ONCE):
+            yield first, np.asarray(self.rows[first : first + _ROWS_AT_ONCE])
 
     def place(self, offset: int) -> str:
         """Name a byte of the file for a message."""

@@ -27,8 +27,8 @@ from transformer_xl.data.building.reading import Reading, foreign_tokenizer, loa
 from transformer_xl.data.building.text import total_size
 from transformer_xl.data.building.token_splits import write_token_splits
 from transformer_xl.data.building.writing import Encoder, Written, token_dtype
+from transformer_xl.data.sources.figures import deviations
 from transformer_xl.data.sources.files import SPLITS, SourceFile, Sources
-from transformer_xl.data.sources.published import deviations
 from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, SubwordVocabulary, Vocabulary
 from transformer_xl.data_config import CorpusConfig, PublishedConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError

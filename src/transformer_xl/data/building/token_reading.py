@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data.building.token_refusals import (
-    ANY_ID,
     LINE_BLANKS,
     LONGEST_NUMBER,
     quoted,
@@ -71,20 +70,6 @@ def read_tokens(
             else:
                 yield TokenChunk(chunk.ids, nothing if continued else beginning)
             continued = True
-
-
-def count_tokens(origin: Origin) -> int:
-    """Count the ids of a file: from its size where numbers have one, or else by reading it.
-
-    Raises:
-        UserError: the file cannot be read, or something in it is no number.
-    """
-    with reading_setting(f"data.path names {str(origin.file.path)!r}"):
-        if origin.format == "npy":
-            return _npy_layout(origin).length
-        if origin.format == "raw":
-            return _raw_layout(origin).length
-    return sum(len(chunk.ids) for chunk in read_tokens(origin, vocab_size=ANY_ID, documents="none"))
 
 
 class _Layout(NamedTuple):

@@ -12,8 +12,6 @@ from transformer_xl.errors import UserError
 LINE_BLANKS = b" \t\r\n"
 LONGEST_NUMBER = 4096
 """Bytes; what has no end after so many is no number, and is not collected further."""
-ANY_ID = 2**63 - 1
-"""A size of vocabulary that lets every id pass."""
 
 _QUOTED = 80
 
@@ -34,10 +32,9 @@ def refuse_words(
 
 def refuse_id(path: Path, number: str, *, vocab_size: int, token: int, line: int | None = None) -> NoReturn:
     """Name a number that is no id, and its place: `token` and, in JSON, `line`."""
-    said = "" if vocab_size == ANY_ID else ", the size that data.vocab_size or data.vocabulary says"
     raise UserError(
         f"{str(path)!r} holds id {number} {_place(token, line)}, and ids must be at least 0 and below "
-        f"{vocab_size}{said}"
+        f"{vocab_size}, the size that data.vocab_size or data.vocabulary says"
     )
 
 

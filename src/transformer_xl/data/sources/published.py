@@ -10,7 +10,6 @@ from pathlib import Path
 
 from transformer_xl.data.locking import only_one
 from transformer_xl.data.sources.downloading import fetch
-from transformer_xl.data.sources.figures import EXPECTED, deviations
 from transformer_xl.data.sources.files import Sources, reading_setting
 from transformer_xl.data.sources.forms import (
     LM1B_FOLDER,
@@ -24,8 +23,6 @@ from transformer_xl.data.sources.forms import (
 from transformer_xl.data.sources.mirrors import MIRRORS
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
-
-__all__ = ["EXPECTED", "deviations", "published_sources"]
 
 _WANTED = {
     "wikitext103": "wikitext103's wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens (or train.txt, valid.txt, "

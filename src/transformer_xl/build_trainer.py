@@ -26,6 +26,7 @@ from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
 from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
+from transformer_xl.training.stops import Stops
 
 PROMPT_TOKENS = 64
 _COUNTED_TOKENS = 1_000_000
@@ -104,8 +105,7 @@ def make_callbacks(
         validate_every_n_steps=plan.validate_every,
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,
-        min_steps=plan.min_steps,
-        max_seconds=plan.max_seconds,
+        stops=Stops(min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
 

@@ -202,10 +202,14 @@ def _check_callbacks(config: Config) -> list[str]:
         callbacks__sample__n_tokens=callbacks.sample.n_tokens,
         callbacks__sample__temperature=callbacks.sample.temperature,
         callbacks__report__memory_tokens=callbacks.report.memory_tokens,
+        callbacks__divergence__nats=callbacks.divergence.nats,
     )
     problems += at_least(
         1,
         callbacks__checkpoint__every_n_train_steps=callbacks.checkpoint.every_n_train_steps,
+        callbacks__checkpoint__keep=callbacks.checkpoint.keep,
+        callbacks__nonfinite__max_in_a_row=callbacks.nonfinite.max_in_a_row,
+        callbacks__divergence__steps=callbacks.divergence.steps,
         callbacks__sample__top_k=callbacks.sample.top_k,
         callbacks__throughput__peak_flops=callbacks.throughput.peak_flops,
     )

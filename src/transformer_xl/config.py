@@ -174,9 +174,27 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When `last.ckpt` is written; `best.ckpt` follows each validation that is the best so far."""
+    """When `last.ckpt` is written, and what is kept; `best.ckpt` follows each validation that is the best so far."""
 
     every_n_train_steps: int
+    keep: int
+    save_memory: Literal["float32", "bfloat16", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonfiniteConfig:
+    """What happens when a gradient is not a finite number; `skip` ends the run after so many steps in a row."""
+
+    action: Literal["stop", "skip"]
+    max_in_a_row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceConfig:
+    """A training loss so far above its best for so many steps is named in the log."""
+
+    nats: float
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +235,8 @@ class CallbacksConfig:
     """What runs beside training."""
 
     checkpoint: CheckpointConfig
+    nonfinite: NonfiniteConfig
+    divergence: DivergenceConfig
     throughput: ThroughputConfig
     sample: SampleConfig
     report: ReportConfig

@@ -35,8 +35,9 @@ from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
-from transformer_xl.training.callbacks.checkpoint import EXIT_CODES, Checkpoints
+from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.optim import check_installed
+from transformer_xl.training.stops import EXIT_CODES
 
 _RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 

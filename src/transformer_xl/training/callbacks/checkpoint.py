@@ -1,4 +1,4 @@
-"""When checkpoints are written, and what ends a run early: only whole optimizer steps, never inside a handler."""
+"""When checkpoints are written: at whole optimizer steps only, never inside a handler."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import math
 import os
 import shlex
 import shutil
-import signal
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
-from types import FrameType
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 from transformer_xl.data.batch import Batch
 from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
-
-EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
-_OUT_OF_TIME = 1  # a reason beside the signals' numbers, smaller than theirs
+from transformer_xl.training.stops import EXIT_CODES, Stops, in_words
 
 
 class Checkpoints(Callback):
@@ -40,8 +34,7 @@ class Checkpoints(Callback):
         validate_every_n_steps: int | None,
         max_steps: int,
         enabled: bool,
-        min_steps: int,
-        max_seconds: float | None,
+        stops: Stops,
     ) -> None:
         """Take the intervals, in optimizer steps.
 
@@ -52,8 +45,7 @@ class Checkpoints(Callback):
             validate_every_n_steps: None: no validation.
             max_steps: the last step, which always validates and saves.
             enabled: whether to write checkpoints at all; stops are obeyed all the same.
-            min_steps: before which the time limit does not stop the run.
-            max_seconds: the run stops at the first step after so much time; None: no limit.
+            stops: whether the run shall end after a step.
         """
         self.best_score = math.inf
         self._folder = folder
@@ -62,38 +54,21 @@ class Checkpoints(Callback):
         self._validate_every = validate_every_n_steps
         self._max_steps = max_steps
         self._enabled = enabled
-        self._min_steps = min_steps
-        self._max_seconds = max_seconds
-        self._started = math.inf
+        self._stops = stops
         self._saved_step: int | None = None
-        self._signal: signal.Signals | None = None
-        self._previous: dict[int, Any] = {}
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run."""
-        self._take_signals()
+        self._stops.take_signals()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run, and start the clock of `trainer.max_time`."""
-        self._take_signals()
-        self._started = monotonic()
-
-    def _take_signals(self) -> None:
-        # not before Lightning has set its own handlers, which would end a run between two hooks with status 0
-        for number in EXIT_CODES:
-            handler = signal.signal(number, self._remember)
-            self._previous.setdefault(number, handler)
+        self._stops.take_signals()
+        self._stops.start_clock()
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Give the signals back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None and number == signal.SIGINT:
-            os._exit(EXIT_CODES[signal.SIGINT])
-        self._signal = self._signal or signal.Signals(number)
+        self._stops.give_signals_back()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Save if a checkpoint is due at this step and no validation is."""
@@ -125,26 +100,13 @@ class Checkpoints(Callback):
             self._save(trainer, trainer.global_step, is_best=False)
 
     def _finish_step(self, trainer: Trainer, step: int, *, is_due: bool, is_best: bool = False) -> None:
-        reason = self._agreed_reason(trainer, step)
+        reason = self._stops.agreed_reason(trainer, step)
         if is_due or reason:
             self._save(trainer, step, is_best=is_best)
         if reason:
-            by = "trainer.max_time" if reason == _OUT_OF_TIME else signal.Signals(reason).name
             folder = shlex.quote(str(self._folder.parent))
             advice = f"; go on with: python train.py resume={folder}" if self._enabled else ""
-            raise Stopped(f"stopped at step {step} by {by}{advice}", exit_code=EXIT_CODES.get(reason, 0))
-
-    def _agreed_reason(self, trainer: Trainer, step: int) -> int:
-        """Give the signal's number, `_OUT_OF_TIME`, or 0; the same on all processes."""
-        reason = int(self._signal or 0)
-        is_late = self._max_seconds is not None and monotonic() - self._started > self._max_seconds
-        if not reason and is_late and self._min_steps <= step < self._max_steps:
-            reason = _OUT_OF_TIME
-        if trainer.world_size == 1:
-            return reason
-        agreed = torch.tensor(reason, device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
-        return int(agreed)
+            raise Stopped(f"stopped at step {step} by {in_words(reason)}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
         self._recorder.flush(trainer)

@@ -12,6 +12,7 @@ import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 
+from transformer_xl import launchers
 from transformer_xl.config import Config
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -21,11 +22,14 @@ from transformer_xl.inference.sampling import sample_tokens
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import Plan
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.heartbeat import Heartbeat
 from transformer_xl.training.callbacks.progress import ProgressDisplay
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
 from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
+from transformer_xl.training.lightning_signals import leave_signals_alone
+from transformer_xl.training.signals import StopSignals
 from transformer_xl.training.stops import Stops
 
 PROMPT_TOKENS = 64
@@ -70,7 +74,14 @@ class Callbacks:
 
 
 def make_callbacks(
-    config: Config, data: Dataset, model: LanguageModel, plan: Plan, datamodule: LaneDataModule, *, folder: Path
+    config: Config,
+    data: Dataset,
+    model: LanguageModel,
+    plan: Plan,
+    datamodule: LaneDataModule,
+    *,
+    folder: Path,
+    signals: StopSignals,
 ) -> Callbacks:
     """Make what runs beside training."""
     units = units_of(data)
@@ -88,7 +99,7 @@ def make_callbacks(
         clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
         units=units,
     )
-    others: list[Callback] = []
+    others: list[Callback] = [Heartbeat(signals)]
     if config.trainer.enable_progress_bar:
         others.append(
             ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, units=units, beside=beside_scores(data))
@@ -105,7 +116,7 @@ def make_callbacks(
         validate_every_n_steps=plan.validate_every,
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,
-        stops=Stops(min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
+        stops=Stops(signals=signals, min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
 
@@ -147,7 +158,7 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     """Make Lightning's Trainer, its intervals turned from optimizer steps into batches.
 
     Raises:
-        UserError: a device or precision that is not there; more processes than lanes.
+        UserError: a device or precision that is not there; more processes than lanes, or other than were started.
     """
     settings = dataclasses.asdict(config.trainer)
     plain = {name: value for name, value in settings.items() if name not in _DERIVED_ARGUMENTS}
@@ -157,12 +168,13 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     else:
         own = {"logger": False, "log_every_n_steps": 1}
         own |= {"enable_checkpointing": False, "enable_progress_bar": False}
+    environment = launchers.cluster_environment()
     try:
         trainer = Trainer(
             **plain,
             **own,
             callbacks=callbacks.in_order(),
-            plugins=[CheckpointFile()],
+            plugins=[CheckpointFile(), *([environment] if environment is not None else [])],
             default_root_dir=settings["default_root_dir"] or folder,
             max_steps=plan.max_steps,
             accumulate_grad_batches=plan.micro_batches,
@@ -173,7 +185,9 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(_trainer_problem(config, error)) from error
+    launchers.check_number_of_processes(trainer, environment)
     _check_processes(config, trainer.world_size)
+    leave_signals_alone(trainer)
     return trainer
 
 

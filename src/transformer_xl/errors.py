@@ -19,6 +19,13 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end
         self.exit_code = exit_code
 
 
+class LostProcess(Stopped):
+    """One of a run's processes has ended, and the others cannot go on without it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=1)
+
+
 def first_line(error: BaseException) -> str:
     """Give an error's text on one line of bounded length."""
     return " ".join(str(error).split())[:300] or type(error).__name__

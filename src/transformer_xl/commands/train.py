@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from transformer_xl.commands import command_line
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.training.signals import StopSignals
 
 
 def main() -> None:
@@ -30,10 +31,16 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     Returns:
         The objective: the best validation loss in nats, the last training loss where nothing validates.
     """
-    from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
+    with StopSignals() as signals:
+        from transformer_xl.commands.companions import leave_quietly
+        from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
 
-    _quiet_libraries()
-    return TrainingRun(composed, context).run()
+        _quiet_libraries()
+        try:
+            return TrainingRun(composed, context, signals).run()
+        except Exception as error:
+            leave_quietly(error)
+            raise
 
 
 def _quiet_libraries() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import secrets
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -21,14 +17,15 @@ from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
+from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, was_finished
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
-from transformer_xl.errors import Stopped, UserError
+from transformer_xl.errors import UserError
 from transformer_xl.interop.loading import load_model
 from transformer_xl.interop.native import read_checkpoint
 from transformer_xl.model.interface import LanguageModel
@@ -37,7 +34,7 @@ from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.optim import check_installed
-from transformer_xl.training.stops import EXIT_CODES
+from transformer_xl.training.signals import StopSignals
 
 _RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 
@@ -45,9 +42,13 @@ _RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_che
 class TrainingRun:
     """Builds in order, trains, reports; leaves everything about the run in its folder."""
 
-    def __init__(self, composed: DictConfig, context: RunContext) -> None:
+    def __init__(self, composed: DictConfig, context: RunContext, signals: StopSignals) -> None:
         """Check the whole configuration before anything is read or written."""
+        end_with_main_process()
         self.folder = context.folder
+        self.command = context.command
+        self.signals = signals
+        self.companions = Companions()
         self.is_resumed = composed.get("resume") is not None
         self.source: LanguageModel | None = None
         if self.is_resumed:
@@ -102,16 +103,28 @@ class TrainingRun:
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(self.config, data, plan)
         module = build.make_module(self.config, data, model, plan, run_id=run_id)
-        callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
+        callbacks = build_trainer.make_callbacks(
+            self.config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
+        )
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
-        with self._outcome(trainer, datamodule):
+        outcome = Outcome(
+            summary=self.summary,
+            folder=self.folder,
+            is_main=self.is_main,
+            signals=self.signals,
+            companions=self.companions,
+            trainer=trainer,
+            datamodule=datamodule,
+        )
+        with outcome.told():
             monitor = self._open_folder(data, trainer, run_id)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
             if checkpoint is not None:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
+            self.companions.start(self.command, self.folder, trainer)
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
@@ -132,6 +145,7 @@ class TrainingRun:
                 console=self.console,
                 folder=self.folder,
                 monitor=monitor,
+                others_are_done=self.companions.dismiss,
             ).make(is_main=self.is_main)
         return self.summary.objective
 
@@ -191,43 +205,6 @@ class TrainingRun:
         )
         trainer.loggers = [monitor.logger]
         return monitor.where
-
-    @contextlib.contextmanager
-    def _outcome(self, trainer: Trainer, datamodule: LaneDataModule) -> Iterator[None]:
-        """Write `summary.json` and close the logger, however the run ends."""
-        previous = {number: signal.signal(number, _stop_at_once) for number in (signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            yield
-            self.summary.status, self.summary.exit_code = "finished", 0
-        except BaseException as error:
-            self.summary.status, self.summary.exit_code = _outcome_of(error)
-            if not self.is_main and isinstance(error, Stopped | UserError):
-                # the main process tells the user; another status than 0 here would make Lightning kill it
-                raise SystemExit(0) from error
-            if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            self.summary.step = trainer.global_step
-            self.summary.tokens = datamodule.tokens_after(trainer.global_step)
-            if self.is_main:
-                monitors.finish(self.summary.exit_code)
-                self.summary.write(self.folder)
-
-
-def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the run where it is: outside of training's steps there is nothing to save."""
-    raise Stopped(f"stopped by {signal.Signals(number).name} outside of training's steps", exit_code=EXIT_CODES[number])
-
-
-def _outcome_of(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, Stopped):
-        return "stopped", error.exit_code
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return "stopped", 130
-    return "failed", 2 if isinstance(error, UserError) else 1
 
 
 def _objective(callbacks: build_trainer.Callbacks) -> float | None:

@@ -97,12 +97,17 @@ def make_network(
     return model.double() if str(config.trainer.precision).startswith("64") else model
 
 
-def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan, *, run_id: str) -> LanguageModule:
-    """Make the LightningModule."""
+def with_total_steps(config: Config, plan: Plan) -> Config:
+    """Settle where the cosine ends, so that a resume with more steps does not move it."""
     scheduler = config.scheduler
     if isinstance(scheduler, CosineConfig) and scheduler.total_steps == -1:
-        scheduler = replace(scheduler, total_steps=plan.max_steps)
-    optimizer = config.optimizer
+        return replace(config, scheduler=replace(scheduler, total_steps=plan.max_steps))
+    return config
+
+
+def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: str) -> LanguageModule:
+    """Make the LightningModule."""
+    scheduler, optimizer = config.scheduler, config.optimizer
 
     def optimizer_for_model() -> torch.optim.Optimizer:
         groups = parameter_groups(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -47,9 +48,15 @@ def composed_from_source(composed: DictConfig, source: LanguageModel, *, given: 
     asked = OmegaConf.to_container(composed.model, resolve=True)
     assert isinstance(asked, dict)
     named = {str(name): value for name, value in asked.items()}
+    settings = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
+    return composed_with_model(composed, settings)
+
+
+def composed_with_model(composed: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
+    """Put a network's settings into what Hydra composed, before the other groups' references are looked up."""
     composed = composed.copy()
     OmegaConf.set_struct(composed, False)
-    composed.model = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
+    composed.model = dict(settings)
     return composed
 
 

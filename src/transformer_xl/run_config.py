@@ -78,8 +78,7 @@ def continued_config(folder: Path, composed: Config, *, given: Collection[str]) 
     problems = []
     for key, was in _flat(saved).items():
         value = asked.get(key, was)
-        from_source = composed.init_from is not None and (key.startswith("model.") or key == "data.tokenizer")
-        if value == was or (key == "trainer.precision" and value == "auto") or (from_source and key not in given):
+        if value == was or (key == "trainer.precision" and value == "auto"):
             continue
         reason = refusal(key, is_branch=False)
         if reason is not None:

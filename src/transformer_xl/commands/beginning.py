@@ -95,6 +95,10 @@ def _continued(composed: DictConfig, context: RunContext) -> Beginning:
         beginning = _over(_new(composed, context), folder)
         return replace(beginning, is_done=was_finished(folder))
     path, checkpoint, note = found
+    if composed.get("init_from") is not None and "model" not in context.given:
+        named = {key.removeprefix("model.") for key in context.given if key.startswith("model.")}
+        asked = {name: value for name, value in composed.model.items() if name in named}
+        composed = build.composed_with_model(composed, {**run_config.read_config(folder)["model"], **asked})
     config = run_config.continued_config(folder, build.typed_config(composed), given=context.given)
     return Beginning(
         config=config,

@@ -6,11 +6,13 @@ import io
 import logging
 import sys
 import warnings
+from contextlib import nullcontext
 
 from omegaconf import DictConfig
 
-from transformer_xl.commands import command_line
+from transformer_xl.commands import command_line, ranks
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.run_lock import only_process
 from transformer_xl.training.signals import StopSignals
 
 
@@ -37,7 +39,8 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
 
         _quiet_libraries()
         try:
-            return TrainingRun(composed, context, signals).run()
+            with only_process(context.folder) if ranks.rank() == 0 else nullcontext():
+                return TrainingRun(composed, context, signals).run()
         except Exception as error:
             leave_quietly(error)
             raise

@@ -8,7 +8,6 @@ import math
 import secrets
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,7 +16,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, build_trainer, devices, init_from, run_config
+from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.command_line import RunContext
@@ -30,7 +29,6 @@ from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import Stopped, UserError
 from transformer_xl.interop.loading import load_model
-from transformer_xl.interop.native import read_checkpoint
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import make_plan
 from transformer_xl.training import loggers as monitors
@@ -38,8 +36,6 @@ from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.stops import EXIT_CODES
-
-_RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 
 
 class TrainingRun:
@@ -51,8 +47,6 @@ class TrainingRun:
         self.is_resumed = composed.get("resume") is not None
         self.source: LanguageModel | None = None
         if self.is_resumed:
-            if not self._last.is_file():
-                raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
             config = run_config.resumed_config(self.folder, context.overrides)
         elif composed.get("init_from") is not None:
             self.source = load_model(composed.init_from)
@@ -73,7 +67,8 @@ class TrainingRun:
 
     def run(self) -> float | None:
         """Train, report, and return the objective; `summary.json` tells the outcome whatever it is."""
-        checkpoint = self._last_checkpoint()
+        found = self._newest_checkpoint()
+        checkpoint = None if found is None else found.contents
         data = self._open_data(checkpoint)
         plan = make_plan(self.config, data)
         if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder):
@@ -104,6 +99,8 @@ class TrainingRun:
         module = build.make_module(self.config, data, model, plan, run_id=run_id)
         callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
+        if found is not None:
+            checkpoint_fit.check_fits(found.path, found.contents, config=self.config, module=module, trainer=trainer)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
         with self._outcome(trainer, datamodule):
@@ -112,11 +109,13 @@ class TrainingRun:
                 self.say(line)
             if checkpoint is not None:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
+                for note in filter(None, (found.note if found else None, resuming.memory_note(checkpoint))):
+                    self.say(note)
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
-            resumed = self._last if checkpoint is not None else None
+            resumed = None if found is None else found.path
             if plan.max_steps > 0:
                 trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
             self.summary.objective = _objective(callbacks)
@@ -156,23 +155,18 @@ class TrainingRun:
                 )
         return data
 
-    @property
-    def _last(self) -> Path:
-        return self.folder / "checkpoints" / "last.ckpt"
-
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _last_checkpoint(self) -> dict[str, Any] | None:
+    def _newest_checkpoint(self) -> resuming.Found | None:
         if not self.is_resumed:
             return None
-        path = self._last
-        checkpoint = read_checkpoint(path)
-        missing = [name for name in _RESUMED_PARTS if name not in checkpoint]
-        if missing:
-            raise UserError(f"{path} cannot be resumed: it lacks {', '.join(missing)}")
-        return checkpoint
+        found = resuming.newest_checkpoint(self.folder)
+        if found is None:
+            raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
+        resuming.check_belongs(found.path, found.contents, self.config)
+        return found
 
     def _open_folder(self, data: Dataset, trainer: Trainer, run_id: str) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""
@@ -191,6 +185,13 @@ class TrainingRun:
         )
         trainer.loggers = [monitor.logger]
         return monitor.where
+
+    def _write_summary(self) -> None:
+        try:
+            self.summary.write(self.folder)
+        except OSError:
+            if self.summary.exit_code == 0:
+                raise  # otherwise the reason why the run ends has more to say
 
     @contextlib.contextmanager
     def _outcome(self, trainer: Trainer, datamodule: LaneDataModule) -> Iterator[None]:
@@ -214,7 +215,7 @@ class TrainingRun:
             self.summary.tokens = datamodule.tokens_after(trainer.global_step)
             if self.is_main:
                 monitors.finish(self.summary.exit_code)
-                self.summary.write(self.folder)
+                self._write_summary()
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:

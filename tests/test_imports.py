@@ -23,6 +23,7 @@ LAYERS = [
         "model_checks",
         "errors",
         "scores",
+        "sealing",
         "hub_client",
     },
     {"model", "data"},

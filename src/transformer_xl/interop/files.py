@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import DamagedError, UserError, first_line
-from transformer_xl.interop.whole_modules import explain_unreadable
+from transformer_xl.interop.whole_modules import explain_unreadable, holds_code
+from transformer_xl.sealing import SEALED, check_seal
 
 
 class Record:
@@ -27,8 +27,6 @@ _RECORDS: list[Any] = [
     (Record, "argparse.Namespace"),  # NVIDIA's `args`
     (Record, "utils.vocabulary.Vocab"),  # NVIDIA's `vocab`
 ]
-_ARCHIVE = b"PK\x03\x04"
-"""How a zip archive begins."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -76,42 +74,18 @@ def read_torch(path: Path) -> Any:
         DamagedError: it is empty, cut off, or has other bytes than were written.
         UserError: it holds code, or something else than `torch.save` writes.
     """
-    is_archive = _check_archive(path)
+    is_sealed = check_seal(path)
     try:
         with torch.serialization.safe_globals(_RECORDS):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        holds_code = "GLOBAL" in str(error)
-        kind = UserError if is_archive or holds_code else DamagedError
+        kind = UserError if is_sealed or holds_code(error) else DamagedError
         raise kind(explain_unreadable(path, error)) from error
-
-
-def _check_archive(path: Path) -> bool:
-    """Compare an archive of `torch.save` with its own checksums, which torch does not do when it reads.
-
-    Returns:
-        Whether it is an archive: before 1.6, torch wrote a bare pickle.
-
-    Raises:
-        DamagedError: it is empty, cut off, or changed.
-    """
-    with path.open("rb") as file:
-        start = file.read(len(_ARCHIVE))
-        if not start:
-            raise DamagedError(f"{path} is damaged: it is empty")
-        if start != _ARCHIVE:
-            return False
-        try:
-            archive = zipfile.ZipFile(file)
-            has_checksums = any(record.CRC for record in archive.infolist())  # torch can be told to leave them out
-            damaged = archive.testzip() if has_checksums else None
-        except Exception as error:  # the reader raises whatever a damaged table of contents makes it stumble over
-            raise DamagedError(f"{path} is damaged: it is cut off, or its table of contents has changed") from error
-    if damaged is not None:
-        raise DamagedError(f"{path} is damaged: the bytes of {damaged} are not those that were written")
-    return True
+    if isinstance(contents, dict) and SEALED in contents and not is_sealed:
+        raise DamagedError(f"{path} is damaged: its end is missing")
+    return contents
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:

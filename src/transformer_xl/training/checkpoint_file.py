@@ -15,6 +15,7 @@ from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from transformer_xl.errors import UserError
+from transformer_xl.sealing import SEALED, write_sealed
 
 LAST = "last.ckpt"
 _TEMPORARY = ".tmp"
@@ -33,7 +34,8 @@ class CheckpointFile(CheckpointIO):
         target = Path(path)
         try:
             with _renamed(target) as temporary, temporary.open("wb") as file:
-                torch.save(checkpoint, file)
+                contents = {**checkpoint, SEALED: True}
+                write_sealed(file, lambda summed: torch.save(contents, summed))  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
         except (OSError, RuntimeError) as error:

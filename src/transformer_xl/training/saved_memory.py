@@ -69,7 +69,9 @@ def gathered(memory: Memory, *, rank: int, lanes: Sequence[int]) -> Memory | Non
     for peer in range(1, len(lanes)):
         received = memory.lanes(slice(0, lanes[peer]))  # the same shape, to be overwritten
         for tensor in _tensors_of(received):
-            torch.distributed.recv(tensor, src=peer)
+            buffer = tensor.contiguous()
+            torch.distributed.recv(buffer, src=peer)
+            tensor.copy_(buffer)
         memories.append(received.to("cpu"))
     return join_lanes(memories)
 

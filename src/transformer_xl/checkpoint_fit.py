@@ -122,7 +122,7 @@ def _check_optimizer(states: list[Any], optimizer: torch.optim.Optimizer, config
         )
     for number, (group, other) in enumerate(zip(expected["param_groups"], groups, strict=True)):
         _compare(group, other, f"{where} group {number}")
-        if other["params"] != group["params"]:
+        if list(map(str, other["params"])) != list(map(str, group["params"])):
             raise _MisfitError(f"{where} group {number} has other weights than this model's")
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state, leaves = states[0]["state"], _state_of_one_weight(config)

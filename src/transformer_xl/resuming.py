@@ -41,6 +41,12 @@ class Found(NamedTuple):
     note: str | None
 
 
+def checkpoints_of(folder: Path) -> list[Path]:
+    """List the checkpoints that a run could go on from, the newest first, unread."""
+    last = folder / "checkpoints" / LAST
+    return [path for path in (last, *step_checkpoints(last.parent).values()) if path.is_file()]
+
+
 def newest_checkpoint(folder: Path) -> Found | None:
     """Read a run's `last.ckpt`, or where it is damaged or gone, the newest `step-N.ckpt` that is whole.
 
@@ -54,9 +60,8 @@ def newest_checkpoint(folder: Path) -> Found | None:
         UserError: none is whole; one that is whole cannot be resumed, such as one of a newer format.
     """
     last = folder / "checkpoints" / LAST
-    candidates = [last, *step_checkpoints(last.parent).values()]
     problems: list[str] = []
-    for path in [path for path in candidates if path.is_file()]:
+    for path in checkpoints_of(folder):
         try:
             contents = read_checkpoint(path)
         except DamagedError as error:
@@ -108,27 +113,25 @@ def check_belongs(path: Path, checkpoint: Mapping[str, Any], config: Config) -> 
     """
     theirs, ours = _dotted(checkpoint["config"]), _dotted(dataclasses.asdict(config))
     differences = [
-        f"{key} is {theirs.get(key, 'not there')!r} in it and {ours.get(key, 'not there')!r} here"
+        f"{key} is {theirs.get(key, 'missing')} in it and {ours.get(key, 'missing')} here"
         for key in dict.fromkeys([*ours, *theirs])
-        if theirs.get(key, _NOTHING) != ours.get(key, _NOTHING) and not _may_differ(key)
+        if theirs.get(key) != ours.get(key) and not _may_differ(key)
     ]
     if differences:
         more = f", and {len(differences) - _NAMED} more settings differ" if len(differences) > _NAMED else ""
         raise UserError(f"{path} is of another run: {', '.join(differences[:_NAMED])}{more}")
 
 
-_NOTHING = object()
-
-
 def _may_differ(key: str) -> bool:
     return key in _MAY_DIFFER or (key.startswith(RESUMABLE) and key not in DECIDES_THE_LOSS)
 
 
-def _dotted(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def _dotted(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Give each setting as it is written: what a file holds may be anything, and not all of it can be compared."""
+    leaves: dict[str, str] = {}
     for name, value in node.items():
         if isinstance(value, Mapping):
             leaves |= _dotted(value, f"{prefix}{name}.")
         else:
-            leaves[f"{prefix}{name}"] = value
+            leaves[f"{prefix}{name}"] = " ".join(repr(value).split())
     return leaves

@@ -47,6 +47,8 @@ class TrainingRun:
         self.is_resumed = composed.get("resume") is not None
         self.source: LanguageModel | None = None
         if self.is_resumed:
+            if not resuming.checkpoints_of(self.folder):
+                raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
             config = run_config.resumed_config(self.folder, context.overrides)
         elif composed.get("init_from") is not None:
             self.source = load_model(composed.init_from)
@@ -163,9 +165,8 @@ class TrainingRun:
         if not self.is_resumed:
             return None
         found = resuming.newest_checkpoint(self.folder)
-        if found is None:
-            raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
-        resuming.check_belongs(found.path, found.contents, self.config)
+        if found is not None:
+            resuming.check_belongs(found.path, found.contents, self.config)
         return found
 
     def _open_folder(self, data: Dataset, trainer: Trainer, run_id: str) -> str:

@@ -136,6 +136,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
             "run_id": run_id,
             "data_checksum": data.fingerprint.sha256,
         },
+        save_memory=config.callbacks.checkpoint.save_memory,
     )
 
 

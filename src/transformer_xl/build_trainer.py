@@ -113,6 +113,7 @@ def make_callbacks(
         folder=folder / "checkpoints",
         recorder=recorder,
         every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
+        keep=config.callbacks.checkpoint.keep,
         validate_every_n_steps=plan.validate_every,
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,

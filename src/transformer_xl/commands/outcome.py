@@ -70,7 +70,11 @@ class Outcome:
     def _write(self) -> None:
         self.summary.step = self.trainer.global_step
         self.summary.tokens = self.datamodule.tokens_after(self.trainer.global_step)
-        self.summary.write(self.folder)
+        try:
+            self.summary.write(self.folder)
+        except OSError:
+            if self.summary.exit_code == 0:
+                raise  # otherwise the reason why the run ends has more to say
 
     def _give_up(self, reason: Stopped) -> None:
         """End this process from another thread: its main one waits for something that will not come."""

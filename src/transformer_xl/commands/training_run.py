@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, build_trainer, devices, init_from, run_config
+from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
 from transformer_xl.commands.beginning import begin
@@ -85,6 +85,9 @@ class TrainingRun:
             self.config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
         )
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
+        path = self.beginning.checkpoint_path
+        if checkpoint is not None and path is not None:
+            checkpoint_fit.check_fits(path, checkpoint, config=self.config, module=module, trainer=trainer)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
         outcome = Outcome(
@@ -102,13 +105,15 @@ class TrainingRun:
                 self.say(line)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
+                for note in filter(None, [resuming.memory_note(checkpoint)]):
+                    self.say(f"note     {note}")
             self.companions.start(self.command, self.folder, trainer)
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
             if plan.max_steps > 0:
-                trainer.fit(module, datamodule=datamodule, ckpt_path=self.beginning.checkpoint_path, weights_only=True)
+                trainer.fit(module, datamodule=datamodule, ckpt_path=path, weights_only=True)
             self.summary.objective = _objective(callbacks)
             FinalReport(
                 config=self.config,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
+from transformer_xl.data.lanes import split_evenly
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
+from transformer_xl.model.memory import Memory, join_lanes
 from transformer_xl.scores import Score
-from transformer_xl.training import names
+from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.metrics import TokenLoss
 from transformer_xl.training.schedule import Schedule
@@ -42,6 +43,7 @@ class LanguageModule(LightningModule):
         eval_config: EvalConfig,
         seed: int,
         identity: dict[str, Any],
+        save_memory: Literal["float32", "bfloat16", "none"],
     ) -> None:
         """Take the parts.
 
@@ -53,6 +55,7 @@ class LanguageModule(LightningModule):
             seed: of dropout.
             identity: plain containers that stand in every checkpoint beside the state: format version,
                 configuration, vocabulary.
+            save_memory: how checkpoints hold the lanes' memory: in full, rounded to bfloat16, or not at all.
         """
         super().__init__()
         self.model = model
@@ -65,6 +68,7 @@ class LanguageModule(LightningModule):
         self._make_optimizer = make_optimizer
         self._eval_config = eval_config
         self._seed = seed
+        self._save_memory = save_memory
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_memory: Memory | None = None
@@ -102,7 +106,10 @@ class LanguageModule(LightningModule):
         if self._loaded_memory is None:
             return self.model.empty_memory(batch_size=len(batch.tokens_BT))
         lanes = self.trainer.datamodule.train_chunks[batch.chunk]  # type: ignore[attr-defined]
-        return self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
+        memory = self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
+        if len(self._train_memory) + 1 == len(self.trainer.datamodule.train_chunks):  # type: ignore[attr-defined]
+            self._loaded_memory = None  # every lane has its own now
+        return memory
 
     def configure_gradient_clipping(
         self,
@@ -176,25 +183,28 @@ class LanguageModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every lane's memory in global order, the schedule's state, and who this is."""
         checkpoint["schedule"] = self.schedule.state_dict()
-        checkpoint["train_memory"] = self._gathered_memory()
+        checkpoint["train_memory"] = self._packed_memory()
         checkpoint.update(self.identity)
 
-    def _gathered_memory(self) -> dict[str, Any] | None:
-        if not self._train_memory:
+    def _packed_memory(self) -> dict[str, Any] | None:
+        """Give every lane's memory for a checkpoint, on the process that writes it."""
+        if not self._train_memory or self._save_memory == "none":
             return None
-        local = join_lanes([self._train_memory[chunk] for chunk in sorted(self._train_memory)])
-        if self.trainer.world_size == 1:
-            return local.state_dict()
-        states: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(states, local.to("cpu").state_dict())
-        return join_lanes([memory_from_state_dict(state) for state in states]).state_dict()
+        chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
+        own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
+        memory: Memory | None = own
+        if self.trainer.world_size > 1:
+            batch_size = self.trainer.datamodule.train_source.batch_size  # type: ignore[attr-defined]
+            lanes = [len(part) for part in split_evenly(batch_size, self.trainer.world_size)]
+            memory = saved_memory.gathered(own, rank=self.global_rank, lanes=lanes)
+        return None if memory is None else saved_memory.packed(memory, rounded=self._save_memory == "bfloat16")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
         count_in_chunks(checkpoint, lane_chunks=self.identity["config"]["data"]["lane_chunks"])
         self.schedule.load_state_dict(checkpoint["schedule"])
         state = checkpoint["train_memory"]
-        self._loaded_memory = memory_from_state_dict(state) if state is not None else None
+        self._loaded_memory = saved_memory.unpacked(state) if state is not None else None
         self._train_memory = {}
 
 

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from transformer_xl.data.batch import Batch
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, naming_file
 from transformer_xl.scores import Unit
 from transformer_xl.training import names
 from transformer_xl.training.module import LanguageModule
@@ -194,7 +194,7 @@ class Recorder(Callback):
         if not trainer.is_global_zero:
             return
         tokens = self._tokens_after(step)
-        with self._path.open("a", encoding="utf-8") as file:
+        with naming_file(self._path), self._path.open("a", encoding="utf-8") as file:
             for name, value in values.items():
                 finite = value if value is not None and math.isfinite(value) else None
                 file.write(json.dumps({"step": step, "tokens": tokens, "name": name, "value": finite}) + "\n")

@@ -7,6 +7,10 @@ class UserError(ValueError):
     """A mistake of the user's: its text is one sentence that names the setting, its value, and what would be right."""
 
 
+class OneProcessError(UserError):
+    """A mistake that shows in one process of several, maybe not the main one: that process tells it and fails."""
+
+
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and did so in order
     """The run was asked to stop, has saved its checkpoint, and can be resumed.
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.checks import check
-from transformer_xl.commands import report
+from transformer_xl.commands import out_of_memory, report
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.screen import opening_lines, shown
@@ -28,7 +28,7 @@ from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
-from transformer_xl.errors import Stopped, UserError
+from transformer_xl.errors import OneProcessError, Stopped, UserError
 from transformer_xl.interop.loading import load_model
 from transformer_xl.interop.native import read_checkpoint
 from transformer_xl.model.interface import LanguageModel
@@ -106,10 +106,13 @@ class TrainingRun:
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
-        with self._outcome(trainer, datamodule):
+        memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
+        with self._outcome(trainer, datamodule), memory:
             monitor = self._open_folder(data, trainer, run_id)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
+            if self.is_main:
+                callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
             if begins_trained and plan.validate_every is not None:
@@ -201,7 +204,7 @@ class TrainingRun:
             self.summary.status, self.summary.exit_code = "finished", 0
         except BaseException as error:
             self.summary.status, self.summary.exit_code = _outcome_of(error)
-            if not self.is_main and isinstance(error, Stopped | UserError):
+            if not self.is_main and isinstance(error, Stopped | UserError) and not isinstance(error, OneProcessError):
                 # the main process tells the user; another status than 0 here would make Lightning kill it
                 raise SystemExit(0) from error
             if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):

@@ -101,7 +101,7 @@ class SlotMemory(Memory):
     def without_nonfinite(self) -> Self:
         """Give the same memory with length 0 for each lane that holds an infinity or NaN."""
         is_finite_B = self.rows.isfinite().all(dim=(0, 2, 3))
-        return replace(self, length_B=torch.where(is_finite_B, self.length_B, 0)).zeroed()
+        return replace(self, length_B=self.length_B * is_finite_B).zeroed()
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:

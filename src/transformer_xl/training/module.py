@@ -105,8 +105,9 @@ class LanguageModule(LightningModule):
         loss = nll_sum * scale
         if self._skips_nonfinite:
             memory = memory.without_nonfinite()
-            # a loss can overflow where its gradient does not: then the gradient's norm must tell, on all processes
-            loss = loss * torch.where(nll_sum.detach().isfinite(), 1.0, torch.nan)
+            # a loss can overflow where its gradient does not: times 1, or times NaN so that the gradient's norm tells
+            # all processes; without a branch, for which the host would wait
+            loss = loss * (nll_sum.detach() * 0 + 1)
         self._train_memory[batch.chunk] = memory
         return {"loss": loss, "nll_sum": nll_sum.detach()}
 

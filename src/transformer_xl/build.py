@@ -129,6 +129,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         schedule=_SCHEDULES[type(scheduler)](peak=optimizer.lr, config=scheduler),
         eval_config=config.eval,
         seed=config.seed,
+        skips_nonfinite=config.callbacks.nonfinite.action == "skip",
         identity={
             "format_version": CHECKPOINT_FORMAT,
             "config": dataclasses.asdict(config),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from rich.console import Console
 
 from transformer_xl import launchers
 from transformer_xl.config import Config
@@ -28,7 +29,10 @@ from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
 from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
+from transformer_xl.training.divergence import Divergence
+from transformer_xl.training.figures import StepFigures
 from transformer_xl.training.lightning_signals import leave_signals_alone
+from transformer_xl.training.nonfinite import NonFiniteSteps
 from transformer_xl.training.signals import StopSignals
 from transformer_xl.training.stops import Stops
 
@@ -85,24 +89,42 @@ def make_callbacks(
 ) -> Callbacks:
     """Make what runs beside training."""
     units = units_of(data)
+    console = Console(highlight=False)
+    nonfinite, divergence = config.callbacks.nonfinite, config.callbacks.divergence
     step_flops = model.step_flops(
         batch_size=config.data.batch_size,
         segment_len=config.data.segment_len,
         cluster_shares=_cluster_shares(model, data),
     )
-    recorder = Recorder(
-        folder=folder,
+    figures = StepFigures(
         every_n_steps=plan.log_every,
+        max_steps=plan.max_steps,
         tokens_after=datamodule.tokens_after,
         flops_a_token=step_flops / (config.data.batch_size * config.data.segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
+        unit=units["train"],
+    )
+    recorder = Recorder(
+        folder=folder,
+        fetch_every_n_steps=plan.log_every,
+        tokens_after=datamodule.tokens_after,
         units=units,
+        figures=figures,
+        nonfinite=NonFiniteSteps(skips=nonfinite.action == "skip", max_in_a_row=nonfinite.max_in_a_row, folder=folder),
+        divergence=Divergence(nats=divergence.nats, steps=divergence.steps),
+        announce=lambda line: console.print(line, soft_wrap=True, markup=False),
     )
     others: list[Callback] = [Heartbeat(signals)]
     if config.trainer.enable_progress_bar:
         others.append(
-            ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, units=units, beside=beside_scores(data))
+            ProgressDisplay(
+                recorder=recorder,
+                max_steps=plan.max_steps,
+                units=units,
+                beside=beside_scores(data),
+                console=console,
+            )
         )
     if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
         others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
 from transformer_xl.checks import check
-from transformer_xl.commands import report
+from transformer_xl.commands import out_of_memory, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
@@ -99,10 +99,13 @@ class TrainingRun:
             trainer=trainer,
             datamodule=datamodule,
         )
-        with outcome.told():
+        memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
+        with outcome.told(), memory:
             monitor = self._open_folder(data, trainer)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
+            if self.is_main:
+                callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
                 for note in filter(None, [resuming.memory_note(checkpoint)]):

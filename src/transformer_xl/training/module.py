@@ -22,6 +22,7 @@ from transformer_xl.scores import Score
 from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.metrics import TokenLoss
+from transformer_xl.training.nonfinite import SCALED_PRECISION, leave_out_update, prepare_to_leave_out
 from transformer_xl.training.schedule import Schedule
 
 
@@ -42,6 +43,7 @@ class LanguageModule(LightningModule):
         schedule: Schedule,
         eval_config: EvalConfig,
         seed: int,
+        skips_nonfinite: bool,
         identity: dict[str, Any],
         save_memory: Literal["float32", "bfloat16", "none"],
     ) -> None:
@@ -53,6 +55,8 @@ class LanguageModule(LightningModule):
             schedule: learning rate by optimizer step.
             eval_config: how validation and test read.
             seed: of dropout.
+            skips_nonfinite: whether a step whose loss or gradient is not finite changes nothing and goes on with
+                empty memory in the lanes that such numbers have reached.
             identity: plain containers that stand in every checkpoint beside the state: format version,
                 configuration, vocabulary.
             save_memory: how checkpoints hold the lanes' memory: in full, rounded to bfloat16, or not at all.
@@ -69,6 +73,7 @@ class LanguageModule(LightningModule):
         self._eval_config = eval_config
         self._seed = seed
         self._save_memory = save_memory
+        self._skips_nonfinite = skips_nonfinite
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_memory: Memory | None = None
@@ -76,7 +81,10 @@ class LanguageModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""
-        return self._make_optimizer()
+        optimizer = self._make_optimizer()
+        if self._skips_nonfinite:
+            prepare_to_leave_out(optimizer)
+        return optimizer
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set the step's learning rate, and seed dropout so that no random state need be saved."""
@@ -97,10 +105,16 @@ class LanguageModule(LightningModule):
         if memory is None:
             memory = self._starting_memory(batch)
         nll, memory = self.model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
-        self._train_memory[batch.chunk] = memory
         nll_sum = nll.sum()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
-        return {"loss": nll_sum * scale, "nll_sum": nll_sum.detach()}
+        loss = nll_sum * scale
+        if self._skips_nonfinite:
+            memory = memory.without_nonfinite()
+            # a loss can overflow where its gradient does not: times 1, or times NaN so that the gradient's norm tells
+            # all processes; without a branch, for which the host would wait
+            loss = loss * (nll_sum.detach() * 0 + 1)
+        self._train_memory[batch.chunk] = memory
+        return {"loss": loss, "nll_sum": nll_sum.detach()}
 
     def _starting_memory(self, batch: Batch) -> Memory:
         if self._loaded_memory is None:
@@ -125,12 +139,15 @@ class LanguageModule(LightningModule):
         parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
         if gradient_clip_val is not None and gradient_clip_algorithm != "value":
             self.gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
-            return
-        self.gradient_norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in parameters if parameter.grad is not None]
-        )
-        if gradient_clip_val is not None:
-            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        else:
+            self.gradient_norm = torch.nn.utils.get_total_norm(
+                [parameter.grad for parameter in parameters if parameter.grad is not None]
+            )
+            if gradient_clip_val is not None:
+                torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        # a gradient scaler has seen for itself whether the step is to be left out
+        if self._skips_nonfinite and self.trainer.precision != SCALED_PRECISION:
+            leave_out_update(optimizer, self.gradient_norm)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation's memory."""

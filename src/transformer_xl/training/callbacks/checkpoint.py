@@ -124,7 +124,7 @@ class Checkpoints(Callback):
             raise Stopped(f"stopped at step {step} by {in_words(reason)}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
-        self._recorder.flush(trainer)
+        self._recorder.prepare_checkpoint(trainer)
         self._saved_step = step
         if not self._enabled:
             return

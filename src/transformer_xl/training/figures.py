@@ -59,29 +59,27 @@ class StepFigures:
         self._peak_flops = peak_flops
         self._clip = clip
         self._unit = unit
-        self._window: _Window | None = None
+        self._window = _Window(since=0)
 
     def start(self, trainer: Trainer) -> None:
-        """Begin the first window, unless one was loaded, and measure the device's peak where none was given."""
-        if self._window is None:
-            self._window = _Window(since=trainer.global_step)
+        """Measure the device's peak where none was given."""
         if self._peak_flops is None:
             dtype = _matrix_dtype(str(trainer.precision))
             self._peak_flops = measured_peak_flops(trainer.strategy.root_device, dtype) * trainer.world_size
 
     def add_seconds(self, seconds: float) -> None:
         """Count the time that steps took."""
-        self._now.seconds += seconds
+        self._window.seconds += seconds
 
     def of_step(
         self, step: int, *, loss: float | None, gradient_norm: float | None, lr: float, device: torch.device
     ) -> dict[str, float | None]:
         """Count a step, and give its figures; none where it is not one of those that have some."""
         if gradient_norm is not None and self._clip is not None:
-            self._now.clipped += self._clip < gradient_norm < math.inf
+            self._window.clipped += self._clip < gradient_norm < math.inf
         if step % self._every and step != self._max_steps:
             return {}
-        window = self._now
+        window = self._window
         if step % self._every == 0:  # at another last step the window goes on, should the run be lengthened
             self._window = _Window(since=step)
         tokens_per_second = (self._tokens_after(step) - self._tokens_after(window.since)) / window.seconds
@@ -99,14 +97,9 @@ class StepFigures:
             values[names.DEVICE_MEMORY] = float(torch.cuda.max_memory_allocated())
         return values
 
-    @property
-    def _now(self) -> _Window:
-        assert self._window is not None
-        return self._window
-
     def state_dict(self) -> dict[str, Any]:
         """Give the window that is open."""
-        return dataclasses.asdict(self._now)
+        return dataclasses.asdict(self._window)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""

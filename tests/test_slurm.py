@@ -53,9 +53,10 @@ class Queue:
         (folder / "train.py").symlink_to(REPOSITORY / "train.py")
         programs = folder / "bin"
         programs.mkdir()
-        (programs / "python").symlink_to(sys.executable)
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-            (programs / name).write_text(f"#!{sys.executable}\n{text}")
+        python = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+        own = f"#!{sys.executable}\n"
+        for name, text in (("python", python), ("srun", own + SRUN), ("scontrol", own + SCONTROL)):
+            (programs / name).write_text(text)
             (programs / name).chmod(stat.S_IRWXU)
 
     def start(self, *arguments: str, tasks: int = 2, **environment: str) -> subprocess.Popen[str]:

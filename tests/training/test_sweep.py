@@ -27,7 +27,11 @@ def test_three_jobs_of_which_one_fails(text_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_jobs_on_two_processes_each(text_file: Path, tmp_path: Path) -> None:
-    arguments = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    outcome = run_training(["-m", *arguments, "seed=1,2"], tmp_path)
+    base = [argument for argument in tiny_overrides(text_file, tmp_path) if argument != "logger=none"]
+    arguments = [*base, "trainer.devices=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    outcome = run_training(["-m", *arguments, "seed=1,2"], tmp_path, WANDB_MODE="offline", WANDB_API_KEY=None)
     assert outcome.status == 0, outcome.stderr
-    assert sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")) == ["0", "1"]
+    for job in ("0", "1"):
+        folder = tmp_path / "sweep" / job
+        assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+        assert len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 1

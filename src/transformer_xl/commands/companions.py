@@ -90,10 +90,10 @@ class Companions:
     def failure(self) -> Stopped | None:
         """Say why the run cannot go on, where that is because one of the processes has ended.
 
-        Waits a little: a connection breaks before its process has quite ended.
+        Waits for that a little: a connection breaks before its process has quite ended.
         """
         if self._processes:
-            self._failed.wait(2.0)
+            self._failed.wait(_SECONDS_TO_NOTICE)
         return self._failure
 
     def end(self, *, all_is_done: bool) -> None:

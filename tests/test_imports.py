@@ -27,7 +27,7 @@ LAYERS = [
     },
     {"model", "data"},
     {"training", "inference", "interop"},
-    {"build", "build_trainer", "plan", "devices", "run_config", "init_from"},
+    {"build", "build_trainer", "plan", "devices", "run_config", "resume_rules", "init_from"},
     {"commands"},
 ]
 PEERS_MAY_MEET = [LAYERS[0], LAYERS[3]]  # single files; the packages of one layer stay apart

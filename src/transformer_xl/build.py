@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -47,9 +48,15 @@ def composed_from_source(composed: DictConfig, source: LanguageModel, *, given: 
     asked = OmegaConf.to_container(composed.model, resolve=True)
     assert isinstance(asked, dict)
     named = {str(name): value for name, value in asked.items()}
+    settings = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
+    return composed_with_model(composed, settings)
+
+
+def composed_with_model(composed: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
+    """Put a network's settings into what Hydra composed, before the other groups' references are looked up."""
     composed = composed.copy()
     OmegaConf.set_struct(composed, False)
-    composed.model = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
+    composed.model = dict(settings)
     return composed
 
 
@@ -97,12 +104,17 @@ def make_network(
     return model.double() if str(config.trainer.precision).startswith("64") else model
 
 
-def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan, *, run_id: str) -> LanguageModule:
-    """Make the LightningModule."""
+def with_total_steps(config: Config, plan: Plan) -> Config:
+    """Settle where the cosine ends, so that a resume with more steps does not move it."""
     scheduler = config.scheduler
     if isinstance(scheduler, CosineConfig) and scheduler.total_steps == -1:
-        scheduler = replace(scheduler, total_steps=plan.max_steps)
-    optimizer = config.optimizer
+        return replace(config, scheduler=replace(scheduler, total_steps=plan.max_steps))
+    return config
+
+
+def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: str) -> LanguageModule:
+    """Make the LightningModule."""
+    scheduler, optimizer = config.scheduler, config.optimizer
 
     def optimizer_for_model() -> torch.optim.Optimizer:
         groups = parameter_groups(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,59 +15,98 @@ from transformer_xl.config import Config
 from transformer_xl.data_config import TOKENIZERS, CorpusConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.parsing import nearest, parse
-
-RESUMABLE = (
-    *("trainer.", "callbacks.", "logger."),
-    *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
-)
-"""Settings that a resume may change, or how their names begin; everything else decides what the next loss is."""
-
-DECIDES_THE_LOSS = (
-    "trainer.precision",
-    "trainer.accumulate_grad_batches",
-    "trainer.limit_train_batches",
-    "trainer.overfit_batches",
-    "trainer.gradient_clip_val",
-    "trainer.gradient_clip_algorithm",
-    "trainer.fast_dev_run",
-    "trainer.barebones",
-)
-"""The exceptions among those."""
+from transformer_xl.resume_rules import refusal
 
 
-def resumed_config(folder: Path, overrides: dict[str, object]) -> Config:
+def resumed_config(
+    folder: Path,
+    overrides: Mapping[str, object],
+    *,
+    is_branch: bool,
+    has_begun: bool,
+    choices: Mapping[str, str],
+) -> Config:
     """Read a run's own configuration and lay on it what the command names.
 
+    Args:
+        folder: of the run.
+        overrides: dotted key or group -> plain value; a group's is the name of a choice, or the choice itself.
+        is_branch: whether it becomes another run.
+        has_begun: whether there is a checkpoint; before, every setting may be changed.
+        choices: group -> choice, as the run was started.
+
     Raises:
-        UserError: an override names no setting, or one that a resume may not change.
+        UserError: an override names no setting, or one that this command may not change.
     """
     saved = read_config(folder)
     problems = []
-    for key, value in overrides.items():
+    for key, value in sorted(overrides.items(), key=lambda item: "." in item[0]):  # groups before what is in them
         node: Any = saved
         *groups, name = key.split(".")
         for group in groups:
             node = node.get(group) if isinstance(node, dict) else None
         if not isinstance(node, dict) or name not in node:
             problems.append(f"{key} is not a setting of {folder} ({nearest(key, _dotted(saved))})")
-        elif isinstance(node[name], dict):
-            if key == "logger" and value == "none":
-                node[name] = {"kind": "none"}
-            elif value != node[name].get("kind"):
+        elif isinstance(node[name], dict) and not isinstance(value, dict):
+            if value != choices.get(key, node[name].get("kind")):
                 problems.append(
                     f"{key}={value} is chosen when a run starts, and a resume may not change it: leave it out"
                 )
-        elif key == "trainer.precision" and value == "auto":
-            continue
-        elif node[name] != value and (not key.startswith(RESUMABLE) or key in DECIDES_THE_LOSS):
-            problems.append(
-                f"{key} is {value!r} and was {node[name]!r}, which a resume may not change: start a new run"
-            )
-        else:
+        elif node[name] != value and not (key == "trainer.precision" and value == "auto"):
+            reason = refusal(key, is_branch=is_branch) if has_begun else None
+            if reason is not None:
+                problems.append(_refused(key, value, node[name], reason))
             node[name] = value
     if problems:
         raise UserError("; ".join(problems))
-    return replace(expanded(parse(Config, saved)), resume=str(folder))
+    return replace(expanded(parse(Config, saved)), resume=None)
+
+
+def continued_config(folder: Path, composed: Config, *, given: Collection[str]) -> Config:
+    """Give a run's own configuration for the command that started it, or for one that changes a little.
+
+    Args:
+        folder: of the run.
+        composed: what the command composes.
+        given: the dotted keys that it names itself; another difference that a resume could make is none.
+
+    Raises:
+        UserError: the command is that of another run.
+    """
+    saved = dataclasses.asdict(expanded(parse(Config, read_config(folder))))
+    asked = _flat(dataclasses.asdict(replace(composed, resume=None)))
+    problems = []
+    for key, was in _flat(saved).items():
+        value = asked.get(key, was)
+        if value == was or (key == "trainer.precision" and value == "auto"):
+            continue
+        reason = refusal(key, is_branch=False)
+        if reason is not None:
+            problems.append(_refused(key, value, was, reason))
+        elif key in given:
+            _lay(saved, key, value)
+    problems = [problem for problem in problems if ".kind is" in problem] or problems
+    if problems:
+        raise UserError(f"{folder} is another run than this command's: " + "; ".join(problems))
+    return replace(expanded(parse(Config, saved)), resume=None)
+
+
+def _refused(key: str, value: object, was: object, reason: str) -> str:
+    return f"{key} is {value!r} and was {was!r}, {reason}"
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in node.items():
+        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
+
+
+def _lay(node: dict[str, Any], key: str, value: object) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        node = node[group]
+    node[name] = value
 
 
 def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:

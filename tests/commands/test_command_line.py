@@ -135,7 +135,7 @@ def test_a_name_whose_folder_holds_a_run_is_refused(tmp_path: Path, held: str) -
 def test_resume_withholds_the_other_settings_from_composition(project: Any, name: str) -> None:
     folder = project.cwd / name
     folder.mkdir()
-    (folder / "config.yaml").touch()
+    (folder / "config.yaml").write_text("name: a,${b}")
     arguments = (
         f"resume={name}",
         "model=large",

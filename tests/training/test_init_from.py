@@ -201,7 +201,7 @@ def test_a_run_without_steps_cannot_be_resumed(
 ) -> None:
     folder = begun(tiny_run, source, texts["same"], "trainer.max_steps=0").folder
     assert tiny_run(f"resume={folder}", "trainer.max_steps=3", base=False).status == 2
-    assert "has no checkpoints/last.ckpt" in capsys.readouterr().err
+    assert "is finished, and holds no checkpoint" in capsys.readouterr().err
 
 
 def test_a_source_that_is_not_there_is_one_sentence(

@@ -32,6 +32,7 @@ def test_a_run_leaves_everything_about_it_in_its_folder(tiny_run: Run) -> None:
         "config.yaml",
         "loss.png",
         "metrics.jsonl",
+        "run.json",
         "samples/step-3.txt",
         "samples/step-6.txt",
         "summary.json",

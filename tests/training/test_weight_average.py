@@ -63,7 +63,7 @@ def raw_of(outcome: Outcome) -> Weights:
 
 def loss_of_loaded(outcome: Outcome, split: str, *, checkpoint: str = "last", batches: int) -> float:
     """What the loaded model makes of a split's first batches, by the evaluation that knows nothing of a run."""
-    config = resumed_config(outcome.folder, {})
+    config = resumed_config(outcome.folder, {}, is_branch=False, has_begun=True, choices={})
     data = build.open_data(config, vocabulary=None, extend=False, announce=lambda _: None)
     source = data.lanes(split, batch_size=4, segment_len=5, evaluation=True)  # type: ignore[arg-type]
     model = txl.load_model(outcome.folder / "checkpoints" / f"{checkpoint}.ckpt")

@@ -20,7 +20,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from transformer_xl.commands import folders, literals, mistakes, sweep
+from transformer_xl import run_config
+from transformer_xl.commands import folders, literals, mistakes, ranks, sweep
 from transformer_xl.commands.composing import shipped_config_dir
 from transformer_xl.errors import Stopped, UserError
 
@@ -133,7 +134,7 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
             return 1
         return mistakes.tell(sentence)
     finally:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if ranks.rank() == 0:
             folders.discard_claimed()
             if task is not None and task.folder is not None:
                 folders.discard_if_empty(task.folder)
@@ -198,9 +199,9 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
         raise UserError("--resolve belongs to --cfg or --help, as in --cfg job --resolve")
     overrides: list[str] = parsed.overrides
     withheld: dict[str, object] = {}
-    if config_name == "train" and any(literals.key_of(line) == "resume" for line in overrides):
+    if config_name == "train" and any(_names_a_folder(line) for line in overrides):
         if parsed.multirun:
-            raise UserError("resume= goes on with one run, and cannot be given with --multirun")
+            raise UserError("resume=RUN_FOLDER goes on with one run, and cannot be given with --multirun")
         overrides, withheld = _withhold(overrides)
     config_dir = Path(parsed.config_path).absolute() if parsed.config_path else config_dir
     overrides = overrides + sweep.overrides_of_experiments(
@@ -238,8 +239,18 @@ def _flags_of_jobs(flags: list[str]) -> list[str]:
     return [flag for flag in flags if flag.startswith("--config-")]
 
 
+def _names_a_folder(override: str) -> bool:
+    return literals.key_of(override) == "resume" and literals.plain_overrides([override])["resume"] not in (
+        folders.AUTO,
+        None,
+    )
+
+
 def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:
-    """Split the overrides of a resume: Hydra composes what is Hydra's, the run's own config.yaml gets the others."""
+    """Split the overrides of a resume: Hydra composes what is Hydra's, the run's own config.yaml gets the others.
+
+    Under another name than the run's own it becomes a branch, whose folder is a new run's.
+    """
     of_hydra = [line for line in overrides if re.match(r"hydra[./]", literals.key_of(line))]
     withheld = literals.plain_overrides([line for line in overrides if line not in of_hydra])
     resume = str(withheld.pop("resume"))
@@ -248,10 +259,16 @@ def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:
         raise UserError(f"resume={resume} names no folder that exists, and must be the folder of a run")
     if not (folder / "config.yaml").is_file():
         raise UserError(f"resume={resume} holds no config.yaml, and must be the folder of a run")
+    if withheld.get("name") not in (None, run_config.read_config(folder).get("name")):
+        return [*_quoted(resume=resume, name=str(withheld["name"])), *of_hydra], withheld
     if any(literals.key_of(line) == "hydra.run.dir" for line in of_hydra) and "LOCAL_RANK" not in os.environ:
         raise UserError("hydra.run.dir cannot be given with resume=, which goes on in the run's own folder")
     kept = [line for line in of_hydra if literals.key_of(line) != "hydra.run.dir"]
-    return [f"resume={literals.quote(resume)}", *kept, f"hydra.run.dir={literals.quote(str(folder))}"], withheld
+    return [*_quoted(resume=resume), *kept, f"hydra.run.dir={literals.quote(str(folder))}"], withheld
+
+
+def _quoted(**values: str) -> list[str]:
+    return [f"{name}={literals.quote(value)}" for name, value in values.items()]
 
 
 def _choices() -> dict[str, str]:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from transformer_xl.commands import literals
+from transformer_xl.commands import literals, ranks
 from transformer_xl.errors import UserError
+
+AUTO = "auto"
+"""The value of `resume=` that starts a run, goes on with it, or reports it, whatever its folder holds."""
 
 _MAX_NAME_BYTES = 100
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/$\ud800-\udfff]")
@@ -23,7 +26,7 @@ _created: dict[Path, list[Path]] = {}
 def register_resolvers() -> None:
     """Make known the resolvers of `conf/`; from here on each gives the same folder for the same arguments.
 
-    `${run_folder:ROOT,NAME,MODEL,DATA}` and `${sweep_folder:ROOT}`.
+    `${run_folder:ROOT,NAME,MODEL,DATA,RESUME}` and `${sweep_folder:ROOT}`.
     """
     _created.clear()
     for name, resolver in {"run_folder": run_folder, "sweep_folder": sweep_folder}.items():
@@ -33,19 +36,25 @@ def register_resolvers() -> None:
 
 
 @functools.cache
-def run_folder(root: str, name: str | None, model: str, data: str) -> str:
+def run_folder(root: str, name: str | None, model: str, data: str, resume: str | None = None) -> str:
     """Claim the folder of a run: by its name, or by the time, the model and the data.
 
+    With `resume=auto` the folder may hold a run. Of several processes that something else started, the first makes it.
+
     Raises:
-        UserError: the name is empty, or its folder holds a run already.
+        UserError: the name is empty, or its folder holds a run already, or each process would claim another folder.
         OSError: the folder cannot be made.
     """
     if name is None:
+        _require_name(resume)
         return str(_claim(Path(root), f"{_now()}-{slug(str(model))}-{slug(str(data))}"))
     if not str(name):
         raise UserError("name is empty, and must hold at least one character, or be left out")
     folder = Path(root, slug(str(name)))
-    if (folder / "config.yaml").exists() or (folder / "checkpoints").exists():
+    if ranks.rank() > 0:
+        return str(folder)
+    holds_run = (folder / "config.yaml").exists() or (folder / "checkpoints").exists()
+    if holds_run and resume != AUTO:
         raise UserError(
             f"name={name} stands for the folder {folder}, which holds a run already; "
             f"go on with that run by resume={folder}, or choose another name"
@@ -53,6 +62,17 @@ def run_folder(root: str, name: str | None, model: str, data: str) -> str:
     if not folder.exists():
         _make(folder)
     return str(folder)
+
+
+def _require_name(resume: str | None) -> None:
+    if resume == AUTO:
+        raise UserError(f"resume={AUTO} finds a run by its name: add name=NAME, or hydra.run.dir=FOLDER")
+    started = ranks.processes_from_outside()
+    if started > 1:
+        raise UserError(
+            f"{started} processes were started from outside, and would name {started} folders by their clocks: add "
+            "name=NAME, resume=RUN_FOLDER or hydra.run.dir=FOLDER"
+        )
 
 
 @functools.cache

@@ -42,6 +42,7 @@ class Summary:
     """What `summary.json` says; filled as the run goes."""
 
     command: list[str]
+    parent: Mapping[str, Any] | None
     status: str = "failed"
     exit_code: int = 1
     objective: float | None = None

@@ -6,11 +6,13 @@ import io
 import logging
 import sys
 import warnings
+from contextlib import nullcontext
 
 from omegaconf import DictConfig
 
-from transformer_xl.commands import command_line
+from transformer_xl.commands import command_line, ranks
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.run_lock import only_process
 
 
 def main() -> None:
@@ -33,7 +35,8 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
 
     _quiet_libraries()
-    return TrainingRun(composed, context).run()
+    with only_process(context.folder) if ranks.rank() == 0 else nullcontext():
+        return TrainingRun(composed, context).run()
 
 
 def _quiet_libraries() -> None:

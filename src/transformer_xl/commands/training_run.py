@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import secrets
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +18,8 @@ from rich.console import Console
 from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.checks import check
 from transformer_xl.commands import report
+from transformer_xl.commands.beginning import begin
+from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.screen import opening_lines, shown
@@ -29,17 +29,13 @@ from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import Stopped, UserError
-from transformer_xl.interop.loading import load_model
-from transformer_xl.interop.native import read_checkpoint
-from transformer_xl.model.interface import LanguageModel
-from transformer_xl.plan import make_plan
+from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.optim import check_installed
+from transformer_xl.training.schedule import Schedule
 from transformer_xl.training.stops import EXIT_CODES
-
-_RESUMED_PARTS = ("global_step", "train_memory", "schedule", "run_id", "data_checksum", "loops", "optimizer_states")
 
 
 class TrainingRun:
@@ -48,77 +44,58 @@ class TrainingRun:
     def __init__(self, composed: DictConfig, context: RunContext) -> None:
         """Check the whole configuration before anything is read or written."""
         self.folder = context.folder
-        self.is_resumed = composed.get("resume") is not None
-        self.source: LanguageModel | None = None
-        if self.is_resumed:
-            if not self._last.is_file():
-                raise UserError(f"resume={self.folder} has no checkpoints/last.ckpt: start a new run instead")
-            config = run_config.resumed_config(self.folder, context.overrides)
-        elif composed.get("init_from") is not None:
-            self.source = load_model(composed.init_from)
-            config = build.typed_config(build.composed_from_source(composed, self.source, given=context.given))
-            config = init_from.with_tokenizer(config, self.source, given=context.given)
-        else:
-            config = build.typed_config(composed)
-        check(config)
-        check_installed(config.optimizer)
         self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-        self.config: Config = devices.with_device_settings(config)
+        self.beginning = begin(composed, context)
+        self.source = self.beginning.source
+        check(self.beginning.config)
+        check_installed(self.beginning.config.optimizer)
+        self.config: Config = devices.with_device_settings(self.beginning.config)
         self.console = Console(quiet=not self.is_main, highlight=False)
-        self.summary = Summary(command=context.command)
-        if self.is_main and not self.is_resumed and (self.folder / "config.yaml").exists():
+        self.summary = Summary(command=context.command, parent=self.beginning.identity.parent)
+        if self.is_main and not self.beginning.is_old and (self.folder / "config.yaml").exists():
             raise UserError(
                 f"the folder {self.folder} holds a run already: go on with it by resume={self.folder}, or name another"
             )
 
     def run(self) -> float | None:
         """Train, report, and return the objective; `summary.json` tells the outcome whatever it is."""
-        checkpoint = self._last_checkpoint()
+        checkpoint, identity = self.beginning.checkpoint, self.beginning.identity
+        for note in self.beginning.notes:
+            self.say(f"note     {note}")
+        if self.beginning.is_done:
+            self.say(f"{shown(self.folder)} is finished")
+            return None
         data = self._open_data(checkpoint)
         plan = make_plan(self.config, data)
-        if checkpoint is not None and checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder):
+        self.config = build.with_total_steps(self.config, plan)
+        if checkpoint is not None and self._is_finished(checkpoint, plan):
             self.say(
                 f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}; a larger "
                 "trainer.max_steps goes on"
             )
             return _best_score(checkpoint)
-        if checkpoint is not None and checkpoint["global_step"] > plan.max_steps:
-            raise UserError(
-                f"trainer.max_steps is {plan.max_steps}, and {shown(self.folder)} is at step "
-                f"{checkpoint['global_step']} already: a resume needs at least that many"
-            )
-        if checkpoint is not None and checkpoint["data_checksum"] != data.fingerprint.sha256:
-            raise UserError(
-                f"the text has changed since {shown(self.folder)} was trained on it: its sha256 is "
-                f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
-            )
-        if checkpoint is not None and vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
-            raise UserError(
-                f"data.tokenizer {getattr(self.config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
-                f"that {shown(self.folder)} was trained with: start a new run"
-            )
-        run_id = checkpoint["run_id"] if checkpoint is not None else secrets.token_hex(4)
+        if checkpoint is not None:
+            self._check_fits(checkpoint, data, plan)
         model = build.make_network(self.config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(self.config, data, plan)
-        module = build.make_module(self.config, data, model, plan, run_id=run_id)
+        module = build.make_module(self.config, data, model, run_id=identity.run_id)
         callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
         with self._outcome(trainer, datamodule):
-            monitor = self._open_folder(data, trainer, run_id)
+            monitor = self._open_folder(data, trainer)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
             if checkpoint is not None:
-                self.say(f"resumed  at step {checkpoint['global_step']:,} of {plan.max_steps:,}")
+                self.say(self._resumed_line(checkpoint, module.schedule, plan))
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
-            resumed = self._last if checkpoint is not None else None
             if plan.max_steps > 0:
-                trainer.fit(module, datamodule=datamodule, ckpt_path=resumed, weights_only=True)
+                trainer.fit(module, datamodule=datamodule, ckpt_path=self.beginning.checkpoint_path, weights_only=True)
             self.summary.objective = _objective(callbacks)
             FinalReport(
                 config=self.config,
@@ -134,6 +111,40 @@ class TrainingRun:
                 monitor=monitor,
             ).make(is_main=self.is_main)
         return self.summary.objective
+
+    def _is_finished(self, checkpoint: dict[str, Any], plan: Plan) -> bool:
+        is_whole = checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder)
+        return is_whole and self.beginning.parent is None
+
+    def _check_fits(self, checkpoint: dict[str, Any], data: Dataset, plan: Plan) -> None:
+        """Refuse to go on with other data, or to a step that lies behind."""
+        of_run = shown(self.beginning.parent or self.folder)
+        if checkpoint["global_step"] > plan.max_steps:
+            raise UserError(
+                f"trainer.max_steps is {plan.max_steps}, and {of_run} is at step {checkpoint['global_step']} already: "
+                "a resume needs at least that many"
+            )
+        if checkpoint["data_checksum"] != data.fingerprint.sha256:
+            raise UserError(
+                f"the text has changed since {of_run} was trained on it: its sha256 is "
+                f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
+            )
+        if vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
+            raise UserError(
+                f"data.tokenizer {getattr(self.config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
+                f"that {of_run} was trained with: start a new run"
+            )
+
+    def _resumed_line(self, checkpoint: dict[str, Any], schedule: Schedule, plan: Plan) -> str:
+        """Say where the run goes on, and at which learning rate: `scheduler.total_steps` may lie behind already."""
+        step = checkpoint["global_step"]
+        line = f"resumed  at step {step:,} of {plan.max_steps:,}"
+        if self.beginning.parent is not None:
+            line += f" as a branch of {shown(self.beginning.parent)}"
+        if step == plan.max_steps:
+            return line
+        schedule.load_state_dict(checkpoint["schedule"])
+        return f"{line}; the next learning rate is {schedule.lr(step + 1):.4g}"
 
     def _open_data(self, checkpoint: dict[str, Any] | None) -> Dataset:
         """Open the corpus, with a trained model's vocabulary where the run begins from one."""
@@ -156,38 +167,30 @@ class TrainingRun:
                 )
         return data
 
-    @property
-    def _last(self) -> Path:
-        return self.folder / "checkpoints" / "last.ckpt"
-
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _last_checkpoint(self) -> dict[str, Any] | None:
-        if not self.is_resumed:
-            return None
-        path = self._last
-        checkpoint = read_checkpoint(path)
-        missing = [name for name in _RESUMED_PARTS if name not in checkpoint]
-        if missing:
-            raise UserError(f"{path} cannot be resumed: it lacks {', '.join(missing)}")
-        return checkpoint
-
-    def _open_folder(self, data: Dataset, trainer: Trainer, run_id: str) -> str:
+    def _open_folder(self, data: Dataset, trainer: Trainer) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""
         if not self.is_main:
             return ""
-        run_config.write_config(self.config, self.folder)
+        identity = self.beginning.identity
+        if self.beginning.parent is not None:
+            assert self.beginning.checkpoint_path is not None
+            copy_run(self.beginning.parent, self.folder, checkpoint=self.beginning.checkpoint_path)
         data.vocabulary.save(self.folder / "vocabulary.json")
+        identity.write(self.folder)
+        run_config.write_config(self.config, self.folder)
         if not isinstance(self.config.logger, WandbConfig) or not build_trainer.wants_logger(self.config):
             return f"none; every figure is in {shown(self.folder)}/metrics.jsonl"
+        settings = dataclasses.asdict(self.config)
         monitor = monitors.open_wandb(
             self.config.logger,
             folder=self.folder,
             name=self.config.name or self.folder.name,
-            run_id=run_id,
-            settings=dataclasses.asdict(self.config),
+            run_id=identity.run_id,
+            settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
         trainer.loggers = [monitor.logger]
         return monitor.where

@@ -19,6 +19,7 @@ from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
 from transformer_xl.scores import Score
 from transformer_xl.training import names
+from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.metrics import TokenLoss
 from transformer_xl.training.schedule import Schedule
 
@@ -190,6 +191,7 @@ class LanguageModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
+        count_in_chunks(checkpoint, lane_chunks=self.identity["config"]["data"]["lane_chunks"])
         self.schedule.load_state_dict(checkpoint["schedule"])
         state = checkpoint["train_memory"]
         self._loaded_memory = memory_from_state_dict(state) if state is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,9 @@ STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGUSR1": 75, "SIGINT": 130, "raise"
 
 COMPARED_FIGURES = ("train/loss", "val/loss", "val/bpc", "test/loss", "test/bpc")
 """The lines of `metrics.jsonl` that are compared; None: all but those of the machine."""
+
+NEVER = Stop(number=0)
+"""A stop that does not come."""
 
 _OF_THE_MACHINE = ("tokens_per_second", "mfu", "memory_")
 _OF_THE_RUN = ("run_id", "config")
@@ -41,6 +43,7 @@ class ToyRuns:
         self._server = server
         self._text = text
         self._whole: dict[tuple[str, ...], Path] = {}
+        self._stopped = 0
 
     def whole(self, *overrides: str, processes: int = 1) -> Path:
         """Give the folder of the run never stopped; each is trained once."""
@@ -54,44 +57,48 @@ class ToyRuns:
 
     def moments(self, folder: Path) -> dict[str, int]:
         """Tell how often the run never stopped passed each moment in its main process."""
-        counts: dict[str, int] = json.loads((folder / "moments.json").read_text())
+        counts: dict[str, int] = json.loads(_moments_of(folder).read_text())
         return counts
 
     def stopped(
-        self, *overrides: str, stops: Sequence[Stop | None], name: str, processes: int = 1, torn: bool = False
-    ) -> tuple[Path, list[Life]]:
-        """Run with a stop in each life, and then to the end; give the folder and all lives.
+        self, *overrides: str, stops: Sequence[Stop | None], processes: int = 1, torn: bool = False, auto: bool = False
+    ) -> Path:
+        """Run with a stop in each life, each of which must happen, and then to the end; give the folder.
 
         Args:
             overrides: of the run.
             stops: of one life each; None: by `trainer.max_time`, after a few steps.
-            name: of the folder.
             processes: of each life.
             torn: leave half a line at the end of `metrics.jsonl` after each SIGKILL.
+            auto: give the same command each time, with `resume=auto`.
         """
-        folder = self.folder / name
-        lives = []
+        self._stopped += 1
+        folder = self.folder / f"stopped-{self._stopped}"
         for stop in stops:
-            lives.append(self.go_on(folder, *overrides, stop=stop, max_time=stop is None, processes=processes))
+            life = self.go_on(folder, *overrides, stop=stop, processes=processes, auto=auto)
+            assert life.status == (0 if stop is None else STATUSES[stop.how]), life.printed
+            assert stop is not None or "stopped" in life.printed
             log = folder / "metrics.jsonl"
-            if torn and lives[-1].status == STATUSES["SIGKILL"] and log.exists():
+            if torn and life.status == STATUSES["SIGKILL"] and log.exists():
                 with log.open("a") as file:
                     file.write('{"step": 3, "tokens": 12, "na')
-        lives.append(self.go_on(folder, *overrides, processes=processes))
-        assert lives[-1].status == 0, lives[-1].printed
-        return folder, lives
+        last = self.go_on(folder, *overrides, processes=processes, auto=auto, stop=NEVER)
+        assert last.status == 0, last.printed
+        return folder
 
     def go_on(
-        self, folder: Path, *overrides: str, stop: Stop | None = None, max_time: bool = False, processes: int = 1
+        self, folder: Path, *overrides: str, stop: Stop | None, processes: int = 1, auto: bool = False
     ) -> Life:
-        """Start a run or go on with it, as far as a stop lets it."""
-        limit = ["trainer.max_time=00:00:00:05"] if max_time else ["trainer.max_time=null"]
-        if (folder / "checkpoints" / "last.ckpt").exists():
-            arguments = [f"resume={folder}", *limit]
+        """Start a run or go on with it, as far as a stop lets it; None: `trainer.max_time`."""
+        limit = f"trainer.max_time={'00:00:00:05' if stop is None else 'null'}"
+        start = [*self._command(overrides, processes), limit, f"hydra.run.dir={folder}"]
+        if auto:
+            arguments = [*start, "resume=auto"]
+        elif (folder / "config.yaml").exists():
+            arguments = [f"resume={folder}", limit]
         else:
-            shutil.rmtree(folder, ignore_errors=True)
-            arguments = [*self._command(overrides, processes), *limit, f"hydra.run.dir={folder}"]
-        return self.live(arguments, stop=stop, seconds_a_step=1.0 if max_time else None, processes=processes)
+            arguments = start
+        return self.live(arguments, stop=stop, seconds_a_step=1.0 if stop is None else None, processes=processes)
 
     def live(
         self, arguments: list[str], *, stop: Stop | None = None, seconds_a_step: float | None = None, processes: int = 1
@@ -99,7 +106,7 @@ class ToyRuns:
         """Start the processes of one job and wait for their end; one that is killed takes the others along."""
         log = self.folder / "log.txt"
         log.unlink(missing_ok=True)
-        (folder,) = [Path(a.partition("=")[2]) for a in arguments if a.startswith(("hydra.run.dir=", "resume="))]
+        folder = next(Path(a.partition("=")[2]) for a in arguments if a.startswith(("hydra.run.dir=", "resume=")))
         ranks = []
         for environment in _environments(processes):
             main = environment.get("LOCAL_RANK", "0") == "0"
@@ -109,7 +116,7 @@ class ToyRuns:
                     log=log,
                     environment=environment,
                     stop=stop,
-                    counts=folder / "moments.json" if main else None,
+                    counts=_moments_of(folder) if main else None,
                     seconds_a_step=seconds_a_step,
                 )
             )
@@ -133,6 +140,10 @@ def _environments(processes: int) -> list[dict[str, str]]:
         port = server.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes), "NODE_RANK": "0"}
     return [{**shared, "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+def _moments_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.moments.json")
 
 
 def assert_same_run(folder: Path, whole: Path) -> None:

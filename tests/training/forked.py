@@ -57,7 +57,11 @@ class Server:
     """Starts processes of `train.py` in the server and waits for them."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.training.forked"],
             cwd=REPOSITORY,

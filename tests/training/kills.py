@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from tests.conftest import tiny_overrides
+from tests.conftest import TINY_MODEL, tiny_overrides
 from tests.training.forked import Server, Stop
 
 STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGUSR1": 75, "SIGINT": 130, "raise": 1}
@@ -86,9 +86,7 @@ class ToyRuns:
         assert last.status == 0, last.printed
         return folder
 
-    def go_on(
-        self, folder: Path, *overrides: str, stop: Stop | None, processes: int = 1, auto: bool = False
-    ) -> Life:
+    def go_on(self, folder: Path, *overrides: str, stop: Stop | None, processes: int = 1, auto: bool = False) -> Life:
         """Start a run or go on with it, as far as a stop lets it; None: `trainer.max_time`."""
         limit = f"trainer.max_time={'00:00:00:05' if stop is None else 'null'}"
         start = [*self._command(overrides, processes), limit, f"hydra.run.dir={folder}"]
@@ -129,7 +127,10 @@ class ToyRuns:
         return Life(STATUSES["SIGKILL"] if killed else statuses[ranks[0]], log.read_text())
 
     def _command(self, overrides: Sequence[str], processes: int) -> list[str]:
-        return [*tiny_overrides(self._text, self.folder), *overrides, f"trainer.devices={processes}"]
+        base = tiny_overrides(self._text, self.folder)
+        if any(override.startswith("model=") for override in overrides):
+            base = [override for override in base if override not in TINY_MODEL]
+        return [*base, *overrides, f"trainer.devices={processes}"]
 
 
 def _environments(processes: int) -> list[dict[str, str]]:

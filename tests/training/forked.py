@@ -8,7 +8,6 @@ Started as a program, this file is the server: one JSON object a line each way.
 
 from __future__ import annotations
 
-import atexit
 import io
 import json
 import os
@@ -29,7 +28,8 @@ MOMENTS = (
     *("batch", "training_step", "backward", "zero_grad", "optimizer_step", "validation_step", "test_step"),
     *("write", "fsync", "replace", "link", "record"),
 )
-"""Each counts before and after, but `write`, which is half of a checkpoint's bytes, and `record`, a line of the log."""
+"""Each counts before and after; `write` is when half of a checkpoint's bytes are written. What passes before the first
+batch, files written, counts as `start`, and not among all."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Stop:
 
     Attributes:
         number: at which moment of its kind, from 1.
-        moment: one of `MOMENTS`; None: all kinds are counted together.
+        moment: one of `MOMENTS` or `start`; None: all kinds but `start` are counted together.
         how: a signal's name, or `raise` for an exception.
         rank: of the process that does it.
     """
@@ -132,13 +132,16 @@ class _Counter:
     def __init__(self, stop: Stop | None) -> None:
         self.passed: Counter[str] = Counter()
         self._stop = stop
+        self._trains = False
 
     def pass_(self, moment: str) -> None:
+        self._trains = self._trains or moment == "batch"
+        moment = moment if self._trains else "start"
         self.passed[moment] += 1
         stop = self._stop
-        if stop is None or stop.moment not in (None, moment):
+        if stop is None or (stop.moment != moment if stop.moment is not None else moment == "start"):
             return
-        if stop.number == (self.passed.total() if stop.moment is None else self.passed[moment]):
+        if stop.number == (self.passed.total() - self.passed["start"] if stop.moment is None else self.passed[moment]):
             if stop.how == "raise":
                 raise StepError(f"raised at moment {stop.number}")
             os.kill(os.getpid(), signal.Signals[stop.how])
@@ -219,7 +222,7 @@ def _train(request: Mapping[str, Any]) -> int:
         traceback.print_exc()
     if request["counts"] is not None:
         Path(request["counts"]).write_text(json.dumps(counter.passed))
-    atexit._run_exitfuncs()
+    # no functions of `atexit`: they would remove temporary folders that imports made, and that all processes share
     sys.stdout.flush()
     sys.stderr.flush()
     return status

@@ -49,15 +49,14 @@ WITH_EVERYTHING = [
 ]
 """All that has a state of its own: a schedule, an average, drawn lengths, shuffled documents, memory's borders."""
 
-_IN_TRAINING = ("batch", "training_step", "backward", "zero_grad", "optimizer_step", "validation_step", "write")
-
 
 def drawn_stops(toy_runs: ToyRuns, whole: Path, *, seed: int, count: int, processes: int = 1) -> list[Stop]:
-    """Draw moments of training for kills in a row, as far apart as lets the run get on between them."""
+    """Draw moments for kills in a row, early enough for the run not to end before the last."""
     passed = toy_runs.moments(whole)
-    most = sum(passed[moment] for moment in _IN_TRAINING) // max(1, count - 1)
+    most = sum(passed.values()) - passed["start"]
     draw = random.Random(seed)
-    return [Stop(draw.randrange(1, most), rank=draw.randrange(processes)) for _ in range(count)]
+    last = most if count == 1 else most // (count + 2)
+    return [Stop(draw.randrange(1, last), rank=draw.randrange(processes)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("overrides", [IN_PARTS, WITH_EVERYTHING], ids=["in_parts", "with_everything"])
@@ -104,8 +103,17 @@ def test_killed_at_the_end(toy_runs: ToyRuns, moment: str) -> None:
     """At each of the last moments of a kind: around the last validation, checkpoint and test."""
     whole = toy_runs.whole(*IN_PARTS)
     passed = toy_runs.moments(whole)[moment]
-    for number in range(passed - 5, passed + 1):
+    for number in range(max(1, passed - 5), passed + 1):
         assert_same_run(toy_runs.stopped(*IN_PARTS, stops=[Stop(number, moment)]), whole)
+
+
+@pytest.mark.slow
+def test_killed_before_the_first_batch(toy_runs: ToyRuns) -> None:
+    """While the folder's files are written: the run starts over in it."""
+    whole = toy_runs.whole(*IN_PARTS)
+    stops = [Stop(number, "start") for number in range(1, 5)]
+    assert_same_run(toy_runs.stopped(*IN_PARTS, stops=stops), whole)
+    assert_same_run(toy_runs.stopped(*IN_PARTS, stops=stops, auto=True), whole)
 
 
 def test_stopped_in_every_way_in_a_row(toy_runs: ToyRuns) -> None:
@@ -142,7 +150,7 @@ def test_two_processes_are_stopped_in_many_ways_and_go_on(toy_runs: ToyRuns, see
     whole = toy_runs.whole(*IN_PARTS, processes=2)
     stops = drawn_stops(toy_runs, whole, seed=300 + seed, count=2, processes=2)
     signals = [Stop(21, "backward", "SIGTERM", rank=seed % 2), None]
-    assert_same_run(toy_runs.stopped(*IN_PARTS, stops=[*stops, *signals], processes=2), whole)
+    assert_same_run(toy_runs.stopped(*IN_PARTS, stops=[*signals, *stops], processes=2), whole)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,15 @@ class ToyRuns:
         assert last.status == 0, last.printed
         return folder
 
-    def go_on(self, folder: Path, *overrides: str, stop: Stop | None, processes: int = 1, auto: bool = False) -> Life:
+    def go_on(
+        self,
+        folder: Path,
+        *overrides: str,
+        stop: Stop | None,
+        processes: int = 1,
+        auto: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Life:
         """Start a run or go on with it, as far as a stop lets it; None: `trainer.max_time`."""
         limit = f"trainer.max_time={'00:00:00:05' if stop is None else 'null'}"
         start = [*self._command(overrides, processes), limit, f"hydra.run.dir={folder}"]
@@ -96,25 +104,31 @@ class ToyRuns:
             arguments = [f"resume={folder}", limit]
         else:
             arguments = start
-        return self.live(arguments, stop=stop, seconds_a_step=1.0 if stop is None else None, processes=processes)
+        ticks = 1.0 if stop is None else None
+        return self.live(arguments, stop=stop, seconds_a_step=ticks, processes=processes, environment=environment)
 
     def live(
-        self, arguments: list[str], *, stop: Stop | None = None, seconds_a_step: float | None = None, processes: int = 1
+        self,
+        arguments: list[str],
+        *,
+        stop: Stop | None = None,
+        seconds_a_step: float | None = None,
+        processes: int = 1,
+        environment: Mapping[str, str] | None = None,
     ) -> Life:
         """Start the processes of one job and wait for their end; one that is killed takes the others along."""
         log = self.folder / "log.txt"
         log.unlink(missing_ok=True)
         folder = next(Path(a.partition("=")[2]) for a in arguments if a.startswith(("hydra.run.dir=", "resume=")))
         ranks = []
-        for environment in _environments(processes):
-            main = environment.get("LOCAL_RANK", "0") == "0"
+        for place in _places(processes):
             ranks.append(
                 self._server.start(
                     arguments,
                     log=log,
-                    environment=environment,
+                    environment={**(environment or {}), **place},
                     stop=stop,
-                    counts=_moments_of(folder) if main else None,
+                    counts=_moments_of(folder) if place.get("LOCAL_RANK", "0") == "0" else None,
                     seconds_a_step=seconds_a_step,
                 )
             )
@@ -130,10 +144,12 @@ class ToyRuns:
         base = tiny_overrides(self._text, self.folder)
         if any(override.startswith("model=") for override in overrides):
             base = [override for override in base if override not in TINY_MODEL]
+        if "logger=wandb" in overrides:
+            base.remove("logger=none")
         return [*base, *overrides, f"trainer.devices={processes}"]
 
 
-def _environments(processes: int) -> list[dict[str, str]]:
+def _places(processes: int) -> list[dict[str, str]]:
     """What tells each of several processes its place; one process alone needs nothing."""
     if processes == 1:
         return [{}]

@@ -23,7 +23,7 @@ from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.screen import opening_lines, shown
-from transformer_xl.commands.summary import Summary, was_finished
+from transformer_xl.commands.summary import Summary, step_at_end, was_finished
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -193,6 +193,13 @@ class TrainingRun:
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
         trainer.loggers = [monitor.logger]
+        if self.beginning.checkpoint is not None and self.beginning.parent is None:
+            monitors.log_again(
+                trainer.loggers,
+                self.folder / "metrics.jsonl",
+                after=step_at_end(self.folder),
+                until=self.beginning.checkpoint["global_step"],
+            )
         return monitor.where
 
     @contextlib.contextmanager

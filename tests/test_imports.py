@@ -23,11 +23,15 @@ LAYERS = [
         "model_checks",
         "errors",
         "scores",
+        "sealing",
         "hub_client",
     },
     {"model", "data"},
     {"training", "inference", "interop"},
-    {"build", "build_trainer", "plan", "devices", "run_config", "resume_rules", "init_from"},
+    {
+        *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
+        *("resume_rules", "resuming", "checkpoint_fit"),
+    },
     {"commands"},
 ]
 PEERS_MAY_MEET = [LAYERS[0], LAYERS[3]]  # single files; the packages of one layer stay apart

@@ -129,6 +129,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         schedule=_SCHEDULES[type(scheduler)](peak=optimizer.lr, config=scheduler),
         eval_config=config.eval,
         seed=config.seed,
+        skips_nonfinite=config.callbacks.nonfinite.action == "skip",
         identity={
             "format_version": CHECKPOINT_FORMAT,
             "config": dataclasses.asdict(config),
@@ -136,6 +137,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
             "run_id": run_id,
             "data_checksum": data.fingerprint.sha256,
         },
+        save_memory=config.callbacks.checkpoint.save_memory,
     )
 
 

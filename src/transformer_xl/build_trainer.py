@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from rich.console import Console
 
+from transformer_xl import launchers
 from transformer_xl.config import Config
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -21,11 +23,17 @@ from transformer_xl.inference.sampling import sample_tokens
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import Plan
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.heartbeat import Heartbeat
 from transformer_xl.training.callbacks.progress import ProgressDisplay
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
 from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
+from transformer_xl.training.divergence import Divergence
+from transformer_xl.training.figures import StepFigures
+from transformer_xl.training.lightning_signals import leave_signals_alone
+from transformer_xl.training.nonfinite import NonFiniteSteps
+from transformer_xl.training.signals import StopSignals
 from transformer_xl.training.stops import Stops
 
 PROMPT_TOKENS = 64
@@ -70,28 +78,53 @@ class Callbacks:
 
 
 def make_callbacks(
-    config: Config, data: Dataset, model: LanguageModel, plan: Plan, datamodule: LaneDataModule, *, folder: Path
+    config: Config,
+    data: Dataset,
+    model: LanguageModel,
+    plan: Plan,
+    datamodule: LaneDataModule,
+    *,
+    folder: Path,
+    signals: StopSignals,
 ) -> Callbacks:
     """Make what runs beside training."""
     units = units_of(data)
+    console = Console(highlight=False)
+    nonfinite, divergence = config.callbacks.nonfinite, config.callbacks.divergence
     step_flops = model.step_flops(
         batch_size=config.data.batch_size,
         segment_len=config.data.segment_len,
         cluster_shares=_cluster_shares(model, data),
     )
-    recorder = Recorder(
-        folder=folder,
+    figures = StepFigures(
         every_n_steps=plan.log_every,
+        max_steps=plan.max_steps,
         tokens_after=datamodule.tokens_after,
         flops_a_token=step_flops / (config.data.batch_size * config.data.segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=config.trainer.gradient_clip_val if config.trainer.gradient_clip_algorithm == "norm" else None,
-        units=units,
+        unit=units["train"],
     )
-    others: list[Callback] = []
+    recorder = Recorder(
+        folder=folder,
+        fetch_every_n_steps=plan.log_every,
+        tokens_after=datamodule.tokens_after,
+        units=units,
+        figures=figures,
+        nonfinite=NonFiniteSteps(skips=nonfinite.action == "skip", max_in_a_row=nonfinite.max_in_a_row, folder=folder),
+        divergence=Divergence(nats=divergence.nats, steps=divergence.steps),
+        announce=lambda line: console.print(line, soft_wrap=True, markup=False),
+    )
+    others: list[Callback] = [Heartbeat(signals)]
     if config.trainer.enable_progress_bar:
         others.append(
-            ProgressDisplay(recorder=recorder, max_steps=plan.max_steps, units=units, beside=beside_scores(data))
+            ProgressDisplay(
+                recorder=recorder,
+                max_steps=plan.max_steps,
+                units=units,
+                beside=beside_scores(data),
+                console=console,
+            )
         )
     if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
         others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))
@@ -102,10 +135,11 @@ def make_callbacks(
         folder=folder / "checkpoints",
         recorder=recorder,
         every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
+        keep=config.callbacks.checkpoint.keep,
         validate_every_n_steps=plan.validate_every,
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,
-        stops=Stops(min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
+        stops=Stops(signals=signals, min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
 
@@ -147,7 +181,7 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     """Make Lightning's Trainer, its intervals turned from optimizer steps into batches.
 
     Raises:
-        UserError: a device or precision that is not there; more processes than lanes.
+        UserError: a device or precision that is not there; more processes than lanes, or other than were started.
     """
     settings = dataclasses.asdict(config.trainer)
     plain = {name: value for name, value in settings.items() if name not in _DERIVED_ARGUMENTS}
@@ -157,12 +191,13 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     else:
         own = {"logger": False, "log_every_n_steps": 1}
         own |= {"enable_checkpointing": False, "enable_progress_bar": False}
+    environment = launchers.cluster_environment()
     try:
         trainer = Trainer(
             **plain,
             **own,
             callbacks=callbacks.in_order(),
-            plugins=[CheckpointFile()],
+            plugins=[CheckpointFile(), *([environment] if environment is not None else [])],
             default_root_dir=settings["default_root_dir"] or folder,
             max_steps=plan.max_steps,
             accumulate_grad_batches=plan.micro_batches,
@@ -173,7 +208,9 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(_trainer_problem(config, error)) from error
+    launchers.check_number_of_processes(trainer, environment)
     _check_processes(config, trainer.world_size)
+    leave_signals_alone(trainer)
     return trainer
 
 

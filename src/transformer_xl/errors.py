@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class UserError(ValueError):
     """A mistake of the user's: its text is one sentence that names the setting, its value, and what would be right."""
+
+
+class DamagedError(UserError):
+    """A file does not hold the bytes that were written to it: another copy of it may be whole."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and did so in order
@@ -17,6 +26,24 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class LostProcess(Stopped):
+    """One of a run's processes has ended, and the others cannot go on without it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=1)
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Name the file in an operating-system error that does not: one of writing to, or reading from, an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def first_line(error: BaseException) -> str:

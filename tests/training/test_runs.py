@@ -29,6 +29,7 @@ def test_a_run_leaves_everything_about_it_in_its_folder(tiny_run: Run) -> None:
     assert left == {
         "checkpoints/best.ckpt",
         "checkpoints/last.ckpt",
+        "checkpoints/step-3.ckpt",
         "config.yaml",
         "loss.png",
         "metrics.jsonl",

@@ -21,9 +21,9 @@ from transformer_xl.commands.summary import was_finished
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.loading import load_model
-from transformer_xl.interop.native import read_checkpoint
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.parsing import nearest
+from transformer_xl.resuming import check_belongs, newest_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,6 @@ class Beginning:
     is_old: bool = False
     is_done: bool = False
     notes: tuple[str, ...] = ()
-
-
-def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], str | None] | None:
-    """Stand in."""
-    path = folder / "checkpoints" / "last.ckpt"
-    return (path, read_checkpoint(path), None) if path.is_file() else None
 
 
 def begin(composed: DictConfig, context: RunContext) -> Beginning:
@@ -100,6 +94,7 @@ def _continued(composed: DictConfig, context: RunContext) -> Beginning:
         asked = {name: value for name, value in composed.model.items() if name in named}
         composed = build.composed_with_model(composed, {**run_config.read_config(folder)["model"], **asked})
     config = run_config.continued_config(folder, build.typed_config(composed), given=context.given)
+    check_belongs(path, checkpoint, config)
     return Beginning(
         config=config,
         identity=_identity_of(folder, checkpoint),
@@ -142,6 +137,7 @@ def _resumed(folder: Path, context: RunContext) -> Beginning:
         new = Beginning(config=config, identity=RunIdentity.of_new_run(context.choices), source=source)
         return _over(new, folder)
     path, checkpoint, note = found
+    check_belongs(path, checkpoint, config)
     identity = _identity_of(folder, checkpoint)
     if is_branch:
         parent = {"folder": str(folder), "run_id": identity.run_id, "step": checkpoint["global_step"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class FinalReport:
     console: Console
     folder: Path
     monitor: str
+    others_are_done: Callable[[], None]
 
     def make(self, *, is_main: bool) -> None:
         """Score the best weights on the test split, and print what a person reads first."""
@@ -51,6 +53,7 @@ class FinalReport:
         rows = self._split_rows(which)
         if not is_main:
             return
+        self.others_are_done()
         self.module.to(self.trainer.strategy.root_device).eval()
         compares = self.plan.limit_test != 0 and self.config.callbacks.report.memory_tokens > 0
         if self.plan.limit_test != 0 and self.config.callbacks.report.zero_start:

@@ -23,7 +23,7 @@ from transformer_xl.parsing import nearest
 VERSION_BASE = "1.3"
 EXIT_STATUS = 2
 """Of a command that ends with a mistake."""
-_ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 _ERRORS_OF_PATHS = _ERRORS_OF_DISKS | frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ),

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from transformer_xl.commands import command_line, ranks
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.run_lock import only_process
+from transformer_xl.training.signals import StopSignals
 
 
 def main() -> None:
@@ -32,11 +33,17 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     Returns:
         The objective: the best validation loss in nats, the last training loss where nothing validates.
     """
-    from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
+    with StopSignals() as signals:
+        from transformer_xl.commands.companions import leave_quietly
+        from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
 
-    _quiet_libraries()
-    with only_process(context.folder) if ranks.rank() == 0 else nullcontext():
-        return TrainingRun(composed, context).run()
+        _quiet_libraries()
+        try:
+            with only_process(context.folder) if ranks.rank() == 0 else nullcontext():
+                return TrainingRun(composed, context, signals).run()
+        except Exception as error:
+            leave_quietly(error)
+            raise
 
 
 def _quiet_libraries() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -15,35 +11,40 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, build_trainer, devices, init_from, run_config
+from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
 from transformer_xl.checks import check
-from transformer_xl.commands import report
+from transformer_xl.commands import out_of_memory, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
+from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, step_at_end, was_finished
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
-from transformer_xl.errors import Stopped, UserError
+from transformer_xl.errors import UserError
 from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.schedule import Schedule
-from transformer_xl.training.stops import EXIT_CODES
+from transformer_xl.training.signals import StopSignals
 
 
 class TrainingRun:
     """Builds in order, trains, reports; leaves everything about the run in its folder."""
 
-    def __init__(self, composed: DictConfig, context: RunContext) -> None:
+    def __init__(self, composed: DictConfig, context: RunContext, signals: StopSignals) -> None:
         """Check the whole configuration before anything is read or written."""
+        end_with_main_process()
         self.folder = context.folder
+        self.command = context.command
+        self.signals = signals
+        self.companions = Companions()
         self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         self.beginning = begin(composed, context)
         self.source = self.beginning.source
@@ -80,22 +81,42 @@ class TrainingRun:
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(self.config, data, plan)
         module = build.make_module(self.config, data, model, run_id=identity.run_id)
-        callbacks = build_trainer.make_callbacks(self.config, data, model, plan, datamodule, folder=self.folder)
+        callbacks = build_trainer.make_callbacks(
+            self.config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
+        )
         trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
+        path = self.beginning.checkpoint_path
+        if checkpoint is not None and path is not None:
+            checkpoint_fit.check_fits(path, checkpoint, config=self.config, module=module, trainer=trainer)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
-        with self._outcome(trainer, datamodule):
+        outcome = Outcome(
+            summary=self.summary,
+            folder=self.folder,
+            is_main=self.is_main,
+            signals=self.signals,
+            companions=self.companions,
+            trainer=trainer,
+            datamodule=datamodule,
+        )
+        memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
+        with outcome.told(), memory:
             monitor = self._open_folder(data, trainer)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
+            if self.is_main:
+                callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
+                for note in filter(None, [resuming.memory_note(checkpoint)]):
+                    self.say(f"note     {note}")
+            self.companions.start(self.command, self.folder, trainer)
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
             if plan.max_steps > 0:
-                trainer.fit(module, datamodule=datamodule, ckpt_path=self.beginning.checkpoint_path, weights_only=True)
+                trainer.fit(module, datamodule=datamodule, ckpt_path=path, weights_only=True)
             self.summary.objective = _objective(callbacks)
             FinalReport(
                 config=self.config,
@@ -109,6 +130,7 @@ class TrainingRun:
                 console=self.console,
                 folder=self.folder,
                 monitor=monitor,
+                others_are_done=self.companions.dismiss,
             ).make(is_main=self.is_main)
         return self.summary.objective
 
@@ -201,43 +223,6 @@ class TrainingRun:
                 until=self.beginning.checkpoint["global_step"],
             )
         return monitor.where
-
-    @contextlib.contextmanager
-    def _outcome(self, trainer: Trainer, datamodule: LaneDataModule) -> Iterator[None]:
-        """Write `summary.json` and close the logger, however the run ends."""
-        previous = {number: signal.signal(number, _stop_at_once) for number in (signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            yield
-            self.summary.status, self.summary.exit_code = "finished", 0
-        except BaseException as error:
-            self.summary.status, self.summary.exit_code = _outcome_of(error)
-            if not self.is_main and isinstance(error, Stopped | UserError):
-                # the main process tells the user; another status than 0 here would make Lightning kill it
-                raise SystemExit(0) from error
-            if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            self.summary.step = trainer.global_step
-            self.summary.tokens = datamodule.tokens_after(trainer.global_step)
-            if self.is_main:
-                monitors.finish(self.summary.exit_code)
-                self.summary.write(self.folder)
-
-
-def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """End the run where it is: outside of training's steps there is nothing to save."""
-    raise Stopped(f"stopped by {signal.Signals(number).name} outside of training's steps", exit_code=EXIT_CODES[number])
-
-
-def _outcome_of(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, Stopped):
-        return "stopped", error.exit_code
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return "stopped", 130
-    return "failed", 2 if isinstance(error, UserError) else 1
 
 
 def _objective(callbacks: build_trainer.Callbacks) -> float | None:

@@ -14,8 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import UserError, first_line
-from transformer_xl.interop.whole_modules import explain_unreadable
+from transformer_xl.errors import DamagedError, UserError, first_line
+from transformer_xl.interop.whole_modules import explain_unreadable, holds_code
+from transformer_xl.sealing import SEALED, check_seal
 
 
 class Record:
@@ -70,15 +71,21 @@ def read_torch(path: Path) -> Any:
     """Read what `torch.save` wrote: plain containers, tensors, and foreign records as `Record`; no code runs.
 
     Raises:
-        UserError: it is damaged, or holds code.
+        DamagedError: it is empty, cut off, or has other bytes than were written.
+        UserError: it holds code, or something else than `torch.save` writes.
     """
+    is_sealed = check_seal(path)
     try:
         with torch.serialization.safe_globals(_RECORDS):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise UserError(explain_unreadable(path, error)) from error
+        kind = UserError if is_sealed or holds_code(error) else DamagedError
+        raise kind(explain_unreadable(path, error)) from error
+    if isinstance(contents, dict) and SEALED in contents and not is_sealed:
+        raise DamagedError(f"{path} is damaged: its end is missing")
+    return contents
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:

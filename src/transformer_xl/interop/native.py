@@ -81,7 +81,8 @@ def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]
     """
     version = checkpoint["format_version"]
     if type(version) is not int or version != CHECKPOINT_FORMAT:
-        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {CHECKPOINT_FORMAT}")
+        written = " ".join(repr(version).split())[:100]
+        raise UserError(f"{path} has checkpoint format {written}, and this version reads {CHECKPOINT_FORMAT}")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
     if missing:
         raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")

@@ -14,6 +14,13 @@ torch.save(dict(kept, state_dict=model.state_dict()), "weights.pt")
 """
 """What a person runs where the published code can be imported: weights, and what weights do not tell."""
 
+_CODE = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def holds_code(error: BaseException) -> bool:
+    """Tell whether torch's restricted unpickler refused a class or function."""
+    return _CODE.search(str(error)) is not None
+
 
 def explain_unreadable(path: Path, error: BaseException) -> str:
     """Say why a file of `torch.save` was not read.
@@ -22,7 +29,7 @@ def explain_unreadable(path: Path, error: BaseException) -> str:
         path: the file.
         error: what torch's restricted unpickler raised.
     """
-    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    found = _CODE.search(str(error))
     if found is None:
         return f"{path} is damaged, or no checkpoint of plain tensors and containers"
     name = found[1]

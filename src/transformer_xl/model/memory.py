@@ -40,6 +40,10 @@ class Memory(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint; `memory_from_state_dict` undoes it."""
 
+    @abstractmethod
+    def without_nonfinite(self) -> Self:
+        """Give the same memory with each lane emptied that holds an infinity or NaN; the host waits for nothing."""
+
     @classmethod
     @abstractmethod
     def join(cls, memories: Sequence[Self]) -> Self:
@@ -93,6 +97,11 @@ class SlotMemory(Memory):
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint."""
         return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+    def without_nonfinite(self) -> Self:
+        """Give the same memory with length 0 for each lane that holds an infinity or NaN."""
+        is_finite_B = self.rows.isfinite().all(dim=(0, 2, 3))
+        return replace(self, length_B=self.length_B * is_finite_B).zeroed()
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:
@@ -174,6 +183,11 @@ class StateMemory(Memory):
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint."""
         return {"kind": self.kind, "state_KLBD": self.state_KLBD, "mem_len": self.mem_len}
+
+    def without_nonfinite(self) -> StateMemory:
+        """Give the same memory with states of zeros for each lane that holds an infinity or NaN."""
+        is_finite_B = self.state_KLBD.isfinite().all(dim=(0, 1, 3))
+        return replace(self, state_KLBD=self.state_KLBD.masked_fill(~is_finite_B[:, None], 0))
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:

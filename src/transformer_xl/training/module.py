@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
+from transformer_xl.data.lanes import split_evenly
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
+from transformer_xl.model.memory import Memory, join_lanes
 from transformer_xl.scores import Score
-from transformer_xl.training import names
+from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.metrics import TokenLoss
+from transformer_xl.training.nonfinite import SCALED_PRECISION, leave_out_update, prepare_to_leave_out
 from transformer_xl.training.schedule import Schedule
 
 
@@ -41,7 +43,9 @@ class LanguageModule(LightningModule):
         schedule: Schedule,
         eval_config: EvalConfig,
         seed: int,
+        skips_nonfinite: bool,
         identity: dict[str, Any],
+        save_memory: Literal["float32", "bfloat16", "none"],
     ) -> None:
         """Take the parts.
 
@@ -51,8 +55,11 @@ class LanguageModule(LightningModule):
             schedule: learning rate by optimizer step.
             eval_config: how validation and test read.
             seed: of dropout.
+            skips_nonfinite: whether a step whose loss or gradient is not finite changes nothing and goes on with
+                empty memory in the lanes that such numbers have reached.
             identity: plain containers that stand in every checkpoint beside the state: format version,
                 configuration, vocabulary.
+            save_memory: how checkpoints hold the lanes' memory: in full, rounded to bfloat16, or not at all.
         """
         super().__init__()
         self.model = model
@@ -65,6 +72,8 @@ class LanguageModule(LightningModule):
         self._make_optimizer = make_optimizer
         self._eval_config = eval_config
         self._seed = seed
+        self._save_memory = save_memory
+        self._skips_nonfinite = skips_nonfinite
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_memory: Memory | None = None
@@ -72,7 +81,10 @@ class LanguageModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""
-        return self._make_optimizer()
+        optimizer = self._make_optimizer()
+        if self._skips_nonfinite:
+            prepare_to_leave_out(optimizer)
+        return optimizer
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set the step's learning rate, and seed dropout so that no random state need be saved."""
@@ -93,16 +105,25 @@ class LanguageModule(LightningModule):
         if memory is None:
             memory = self._starting_memory(batch)
         nll, memory = self.model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
-        self._train_memory[batch.chunk] = memory
         nll_sum = nll.sum()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
-        return {"loss": nll_sum * scale, "nll_sum": nll_sum.detach()}
+        loss = nll_sum * scale
+        if self._skips_nonfinite:
+            memory = memory.without_nonfinite()
+            # a loss can overflow where its gradient does not: times 1, or times NaN so that the gradient's norm tells
+            # all processes; without a branch, for which the host would wait
+            loss = loss * (nll_sum.detach() * 0 + 1)
+        self._train_memory[batch.chunk] = memory
+        return {"loss": loss, "nll_sum": nll_sum.detach()}
 
     def _starting_memory(self, batch: Batch) -> Memory:
         if self._loaded_memory is None:
             return self.model.empty_memory(batch_size=len(batch.tokens_BT))
         lanes = self.trainer.datamodule.train_chunks[batch.chunk]  # type: ignore[attr-defined]
-        return self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
+        memory = self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
+        if len(self._train_memory) + 1 == len(self.trainer.datamodule.train_chunks):  # type: ignore[attr-defined]
+            self._loaded_memory = None  # every lane has its own now
+        return memory
 
     def configure_gradient_clipping(
         self,
@@ -118,12 +139,15 @@ class LanguageModule(LightningModule):
         parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
         if gradient_clip_val is not None and gradient_clip_algorithm != "value":
             self.gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
-            return
-        self.gradient_norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in parameters if parameter.grad is not None]
-        )
-        if gradient_clip_val is not None:
-            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        else:
+            self.gradient_norm = torch.nn.utils.get_total_norm(
+                [parameter.grad for parameter in parameters if parameter.grad is not None]
+            )
+            if gradient_clip_val is not None:
+                torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        # a gradient scaler has seen for itself whether the step is to be left out
+        if self._skips_nonfinite and self.trainer.precision != SCALED_PRECISION:
+            leave_out_update(optimizer, self.gradient_norm)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation's memory."""
@@ -176,25 +200,28 @@ class LanguageModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every lane's memory in global order, the schedule's state, and who this is."""
         checkpoint["schedule"] = self.schedule.state_dict()
-        checkpoint["train_memory"] = self._gathered_memory()
+        checkpoint["train_memory"] = self._packed_memory()
         checkpoint.update(self.identity)
 
-    def _gathered_memory(self) -> dict[str, Any] | None:
-        if not self._train_memory:
+    def _packed_memory(self) -> dict[str, Any] | None:
+        """Give every lane's memory for a checkpoint, on the process that writes it."""
+        if not self._train_memory or self._save_memory == "none":
             return None
-        local = join_lanes([self._train_memory[chunk] for chunk in sorted(self._train_memory)])
-        if self.trainer.world_size == 1:
-            return local.state_dict()
-        states: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(states, local.to("cpu").state_dict())
-        return join_lanes([memory_from_state_dict(state) for state in states]).state_dict()
+        chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
+        own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
+        memory: Memory | None = own
+        if self.trainer.world_size > 1:
+            batch_size = self.trainer.datamodule.train_source.batch_size  # type: ignore[attr-defined]
+            lanes = [len(part) for part in split_evenly(batch_size, self.trainer.world_size)]
+            memory = saved_memory.gathered(own, rank=self.global_rank, lanes=lanes)
+        return None if memory is None else saved_memory.packed(memory, rounded=self._save_memory == "bfloat16")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
         count_in_chunks(checkpoint, lane_chunks=self.identity["config"]["data"]["lane_chunks"])
         self.schedule.load_state_dict(checkpoint["schedule"])
         state = checkpoint["train_memory"]
-        self._loaded_memory = memory_from_state_dict(state) if state is not None else None
+        self._loaded_memory = saved_memory.unpacked(state) if state is not None else None
         self._train_memory = {}
 
 

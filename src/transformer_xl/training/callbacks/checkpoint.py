@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,15 @@ from transformer_xl.data.batch import Batch
 from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
+from transformer_xl.training.checkpoint_file import LAST, link, remove_leftovers, step_checkpoints
 from transformer_xl.training.stops import EXIT_CODES, Stops, in_words
 
 
 class Checkpoints(Callback):
     """Writes `last.ckpt` at intervals, after validations, at a stop and at the end; `best.ckpt` at the best validation.
 
-    A checkpoint due at a step that also validates is written after the validation, so that it holds its outcome.
+    A checkpoint due at a step that also validates is written after the validation, so that it holds its outcome. The
+    newest ones before `last.ckpt` stay as `step-N.ckpt`: it might be found damaged.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Checkpoints(Callback):
         folder: Path,
         recorder: Recorder,
         every_n_steps: int,
+        keep: int,
         validate_every_n_steps: int | None,
         max_steps: int,
         enabled: bool,
@@ -42,6 +43,7 @@ class Checkpoints(Callback):
             folder: where the checkpoints lie.
             recorder: flushed before a checkpoint is renamed into place.
             every_n_steps: between two `last.ckpt`.
+            keep: how many there are, `last.ckpt` included and `best.ckpt` not.
             validate_every_n_steps: None: no validation.
             max_steps: the last step, which always validates and saves.
             enabled: whether to write checkpoints at all; stops are obeyed all the same.
@@ -51,11 +53,21 @@ class Checkpoints(Callback):
         self._folder = folder
         self._recorder = recorder
         self._every = every_n_steps
+        self._keep = keep
         self._validate_every = validate_every_n_steps
         self._max_steps = max_steps
         self._enabled = enabled
         self._stops = stops
         self._saved_step: int | None = None
+        self._best_step: int | None = None
+        self._newest: int | None = None  # step of the newest checkpoint that this run wrote or went on from
+        self._newest_is_last = False  # whether last.ckpt is that one
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Make the folder, and clear it of what a killed process had begun."""
+        if self._enabled and trainer.is_global_zero:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._folder)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run."""
@@ -65,6 +77,9 @@ class Checkpoints(Callback):
         """Take over the signals that stop a run, and start the clock of `trainer.max_time`."""
         self._stops.take_signals()
         self._stops.start_clock()
+        is_best = trainer.ckpt_path is not None and self._best_step == trainer.global_step
+        if is_best and self._enabled and trainer.is_global_zero:
+            link(Path(str(trainer.ckpt_path)), self._best)  # the process may have been killed before it did so
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Give the signals back."""
@@ -91,7 +106,7 @@ class Checkpoints(Callback):
         score = pl_module.scores[names.VALIDATION].loss
         is_best = score < self.best_score
         if is_best:
-            self.best_score = score
+            self.best_score, self._best_step = score, trainer.global_step
         self._finish_step(trainer, trainer.global_step, is_due=True, is_best=is_best)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -109,29 +124,50 @@ class Checkpoints(Callback):
             raise Stopped(f"stopped at step {step} by {in_words(reason)}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
-        self._recorder.flush(trainer)
+        self._recorder.prepare_checkpoint(trainer)
         self._saved_step = step
         if not self._enabled:
             return
-        last = self._folder / "last.ckpt"
-        trainer.save_checkpoint(last, weights_only=False)
-        if is_best and trainer.is_global_zero:
-            _link(last, self._folder / "best.ckpt")
+        if trainer.is_global_zero:
+            self._keep_last(step)
+        trainer.save_checkpoint(self._last, weights_only=False)
+        if trainer.is_global_zero:
+            self._remove_old(step)
+            if is_best:
+                link(self._last, self._best)
+        self._newest, self._newest_is_last = step, True
+
+    @property
+    def _last(self) -> Path:
+        return self._folder / LAST
+
+    @property
+    def _best(self) -> Path:
+        return self._folder / "best.ckpt"
+
+    def _keep_last(self, step: int) -> None:
+        """Give `last.ckpt` its second name, before a newer one takes the first: at no moment there is none."""
+        if self._keep > 1 and self._newest_is_last and self._newest != step and self._last.is_file():
+            link(self._last, self._folder / f"step-{self._newest}.ckpt")
+
+    def _remove_old(self, step: int) -> None:
+        """Delete all but the newest before this step; and what is newer than the one that this run went on from."""
+        kept = step_checkpoints(self._folder)
+        newest = -1 if self._newest is None else self._newest
+        before = [number for number in kept if number <= newest and number < step]
+        for number in kept.keys() - set(before[: self._keep - 1]):
+            kept[number].unlink(missing_ok=True)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Remember which checkpoint this run goes on from."""
+        self._newest = checkpoint["global_step"]
+        self._newest_is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path) == self._last
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the best validation loss so far."""
-        return {"best_score": self.best_score}
+        """Give the best validation loss so far, and its step."""
+        return {"best_score": self.best_score, "best_step": self._best_step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self.best_score = state_dict["best_score"]
-
-
-def _link(source: Path, target: Path) -> None:
-    temporary = target.with_suffix(".ckpt.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
+        self._best_step = state_dict.get("best_step")  # format 2 began without it

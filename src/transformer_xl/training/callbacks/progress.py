@@ -21,7 +21,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressDisplay(Callback):
     """Follows the recorder: shows only what has been fetched from the device anyway."""
 
-    def __init__(self, *, recorder: Recorder, max_steps: int, units: Mapping[str, Unit], beside: str) -> None:
+    def __init__(
+        self, *, recorder: Recorder, max_steps: int, units: Mapping[str, Unit], beside: str, console: Console
+    ) -> None:
         """Take what is shown.
 
         Args:
@@ -29,12 +31,13 @@ class ProgressDisplay(Callback):
             max_steps: the run's length in optimizer steps.
             units: of each split: train, valid, test.
             beside: what must stand beside each score of this corpus.
+            console: the screen; what else is printed meanwhile must go through it too, or the bar is torn.
         """
         self._recorder = recorder
         self._max_steps = max_steps
         self._units = units
         self._beside = beside
-        self._console = Console()
+        self._console = console
         self._bar: Progress | None = None
         self._task: Any = None
         self._shown_step = 0
@@ -105,5 +108,5 @@ class ProgressDisplay(Callback):
 
 def _figures(loss: float | None, *, unit: Unit) -> str:
     if loss is None:
-        return "loss none (nothing counted)"
+        return "loss none (nothing counted, or left out)"
     return f"loss {loss:.3f}  {unit.name} {unit.of(loss):.3f}"

@@ -1,16 +1,12 @@
 """One callback that feeds `metrics.jsonl` and all loggers, on one axis, without a device synchronisation a step.
 
 Losses and gradient norms stay on the device and are fetched together every `log_every_n_steps`, before each validation
-and before each checkpoint.
+and before each checkpoint. Which figures are written does not depend on when that is, so that a run that was stopped
+and resumed has the lines of the run never stopped.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import resource
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +16,14 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from transformer_xl.data.batch import Batch
-from transformer_xl.errors import UserError
 from transformer_xl.scores import Unit
 from transformer_xl.training import names
+from transformer_xl.training.divergence import Divergence
+from transformer_xl.training.figures import StepFigures
+from transformer_xl.training.metrics_file import MetricsFile
 from transformer_xl.training.module import LanguageModule
-from transformer_xl.training.throughput import Stopwatch, measured_peak_flops
+from transformer_xl.training.nonfinite import SCALED_PRECISION, NonFiniteSteps, refuse_weights_not_finite
+from transformer_xl.training.throughput import Stopwatch
 
 
 class _Step(NamedTuple):
@@ -50,43 +49,47 @@ class Recorder(Callback):
         self,
         *,
         folder: Path,
-        every_n_steps: int,
+        fetch_every_n_steps: int,
         tokens_after: Callable[[int], int],
-        flops_a_token: float,
-        peak_flops: float | None,
-        clip: float | None,
         units: Mapping[str, Unit],
+        figures: StepFigures,
+        nonfinite: NonFiniteSteps,
+        divergence: Divergence,
+        announce: Callable[[str], None],
     ) -> None:
-        """Take what the figures need.
+        """Take what hears of each step.
 
         Args:
             folder: the run folder.
-            every_n_steps: optimizer steps between fetches.
+            fetch_every_n_steps: optimizer steps between fetches from the device.
             tokens_after: tokens read after an optimizer step, over all lanes.
-            flops_a_token: useful operations of training on one token.
-            peak_flops: operations a second of all devices together; None: measured when training starts.
-            clip: largest gradient norm; None: no clipping.
             units: of each split: train, valid, test.
+            figures: what is written beside losses.
+            nonfinite: judges each step.
+            divergence: hears of each loss.
+            announce: gets what a person should know, on the main process.
         """
         self.latest: Latest | None = None
-        self._path = folder / "metrics.jsonl"
-        self._every = every_n_steps
+        self._folder = folder
+        self._file = MetricsFile(folder / "metrics.jsonl")
+        self._every = fetch_every_n_steps
         self._tokens_after = tokens_after
-        self._flops_a_token = flops_a_token
-        self._peak_flops = peak_flops
-        self._clip = clip
         self._units = units
+        self._figures = figures
+        self._nonfinite = nonfinite
+        self._divergence = divergence
+        self._announce = announce
         self._steps: list[_Step] = []
         self._nll_sum: Tensor | None = None
         self._watch = Stopwatch()
 
+    def cut(self, step: int) -> None:
+        """Drop what was logged after the checkpoint of `step`, from which the run goes on; main process only."""
+        self._file.cut_after(step)
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Cut away what was logged after the checkpoint that this run goes on from."""
-        if trainer.is_global_zero:
-            cut_after(self._path, trainer.global_step)
-        if self._peak_flops is None:
-            dtype = _matrix_dtype(str(trainer.precision))
-            self._peak_flops = measured_peak_flops(pl_module.device, dtype) * trainer.world_size
+        """Prepare the figures."""
+        self._figures.start(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
         """Start the clock."""
@@ -127,15 +130,36 @@ class Recorder(Callback):
         """Write what is left."""
         self.flush(trainer)
 
+    def prepare_checkpoint(self, trainer: Trainer) -> None:
+        """Have every step so far on disk, and refuse to save what is not finite; called on all processes.
+
+        Raises:
+            NotFiniteError: a loss, a gradient norm, or a weight.
+        """
+        self.flush(trainer)
+        refuse_weights_not_finite(trainer, step=trainer.global_step, folder=self._folder)
+        if trainer.is_global_zero:
+            self._file.sync()
+
     def flush(self, trainer: Trainer) -> None:
         """Fetch the kept steps from the device and write them.
 
         Raises:
-            UserError: a loss or gradient norm is not a finite number.
+            NotFiniteError: a loss or gradient norm is not a finite number; the steps before it are written.
         """
         if not self._steps:
             return
         steps, self._steps = self._steps, []
+        losses, norms = self._fetch(trainer, steps)
+        seconds = self._watch.lap()
+        self._figures.add_seconds(seconds)
+        for step, loss, norm in zip(steps, losses, norms, strict=True):
+            kept_loss = self._write_step(trainer, step, loss, norm)
+        tokens = self._tokens_after(steps[-1].step) - self._tokens_after(steps[0].step - 1)
+        self.latest = Latest(steps[-1].step, kept_loss, tokens / seconds)
+
+    def _fetch(self, trainer: Trainer, steps: list[_Step]) -> tuple[list[float | None], list[float | None]]:
+        """Give losses and gradient norms, None where there is none; the same on all processes."""
         nll_sums = torch.stack([step.nll_sum for step in steps])
         if trainer.world_size > 1:
             torch.distributed.all_reduce(nll_sums)
@@ -143,103 +167,52 @@ class Recorder(Callback):
             nll_sum / step.counted if step.counted else None
             for nll_sum, step in zip(nll_sums.tolist(), steps, strict=True)
         ]
-        norms = self._fetch_norms(steps)
-        # float16's gradient scaler meets infinities by design, and skips those updates itself
-        self._refuse_not_finite(steps, losses, norms if trainer.precision != "16-mixed" else [None] * len(steps))
-        tokens = self._tokens_after(steps[-1].step) - self._tokens_after(steps[0].step - 1)
-        seconds = self._watch.lap()
-        self.latest = Latest(steps[-1].step, losses[-1], tokens / seconds)
-        for step, loss in zip(steps[:-1], losses[:-1], strict=True):
-            self.record(trainer, step.step, {names.TRAIN_LOSS: loss})
-        self.record(trainer, steps[-1].step, self._summary(trainer, steps, losses, norms, tokens, seconds))
-
-    def _fetch_norms(self, steps: list[_Step]) -> list[float | None]:
         present = [step.gradient_norm for step in steps if step.gradient_norm is not None]
         fetched = iter(torch.stack(present).tolist() if present else [])
-        return [next(fetched) if step.gradient_norm is not None else None for step in steps]
+        return losses, [next(fetched) if step.gradient_norm is not None else None for step in steps]
 
-    def _refuse_not_finite(self, steps: list[_Step], losses: list[float | None], norms: list[float | None]) -> None:
-        for step, loss, norm in zip(steps, losses, norms, strict=True):
-            if not all(math.isfinite(value) for value in (loss, norm) if value is not None):
-                raise NotFiniteError(step=step.step, loss=loss, gradient_norm=norm, folder=self._path.parent)
+    def _write_step(self, trainer: Trainer, step: _Step, loss: float | None, norm: float | None) -> float | None:
+        """Judge a step and write its figures; give its loss, None where it counted nothing or was left out."""
+        judged_norm = norm if trainer.precision != SCALED_PRECISION else None
+        if self._nonfinite.is_left_out(step.step, loss=loss, gradient_norm=judged_norm):
+            if self._nonfinite.in_a_row == 1:
+                found = f"the loss is {loss} and the gradient norm {norm} at step {step.step}"
+                self._say(trainer, f"{found}: its update is left out, {self._nonfinite.skipped} so far")
+            loss = None
+        diverged = self._divergence.note(step.step, loss)
+        if diverged is not None:
+            self._say(trainer, diverged)
+        device = trainer.strategy.root_device
+        figures = self._figures.of_step(step.step, loss=loss, gradient_norm=norm, lr=step.lr, device=device)
+        if figures and self._nonfinite.skips:
+            figures[names.SKIPPED_STEPS] = float(self._nonfinite.skipped)
+        self.record(trainer, step.step, {names.TRAIN_LOSS: loss, **figures})
+        return loss
 
-    def _summary(
-        self,
-        trainer: Trainer,
-        steps: list[_Step],
-        losses: list[float | None],
-        norms: list[float | None],
-        tokens: int,
-        seconds: float,
-    ) -> dict[str, float | None]:
-        loss, unit = losses[-1], self._units["train"]
-        values: dict[str, float | None] = {
-            names.TRAIN_LOSS: loss,
-            f"train/{unit.name}": None if loss is None else unit.of(loss),
-            names.GRADIENT_NORM: norms[-1],
-            names.LEARNING_RATE: steps[-1].lr,
-            names.TOKENS_PER_SECOND: tokens / seconds,
-            names.MFU: self._flops_a_token * tokens / seconds / (self._peak_flops or math.nan),
-            names.PROCESS_MEMORY: _process_peak_bytes(),
-        }
-        if self._clip is not None:
-            clipped = sum(1 for norm in norms if norm is not None and norm > self._clip)
-            values[names.CLIPPED_SHARE] = clipped / len(steps)
-        if trainer.strategy.root_device.type == "cuda":
-            values[names.DEVICE_MEMORY] = float(torch.cuda.max_memory_allocated())
-        return values
+    def _say(self, trainer: Trainer, sentence: str) -> None:
+        if trainer.is_global_zero:
+            self._announce(f"note     {sentence}")
 
-    def record(self, trainer: Trainer, step: int, values: dict[str, float | None]) -> None:
+    def record(self, trainer: Trainer, step: int, values: Mapping[str, float | None]) -> None:
         """Write values of one step to `metrics.jsonl` and to every logger."""
         if not trainer.is_global_zero:
             return
         tokens = self._tokens_after(step)
-        with self._path.open("a", encoding="utf-8") as file:
-            for name, value in values.items():
-                finite = value if value is not None and math.isfinite(value) else None
-                file.write(json.dumps({"step": step, "tokens": tokens, "name": name, "value": finite}) + "\n")
+        self._file.append(step=step, tokens=tokens, values=values)
         numbers = {name: value for name, value in values.items() if value is not None}
         for logger in trainer.loggers:
             logger.log_metrics({**numbers, names.TOKEN_AXIS: tokens}, step=step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Give what the coming figures need of the steps so far."""
+        return {
+            "figures": self._figures.state_dict(),
+            "nonfinite": self._nonfinite.state_dict(),
+            "divergence": self._divergence.state_dict(),
+        }
 
-class NotFiniteError(UserError):
-    """The loss or the gradient stopped being a number; the run ends before a checkpoint of it is written."""
-
-    def __init__(self, *, step: int, loss: float | None, gradient_norm: float | None, folder: Path) -> None:
-        last = folder / "checkpoints" / "last.ckpt"
-        good = f"the last good checkpoint is {last}" if last.exists() else "there is no checkpoint yet"
-        super().__init__(
-            f"the loss is {loss} and the gradient norm {gradient_norm} at step {step}: training stopped; {good}; "
-            "a smaller optimizer.lr or more scheduler.warmup_steps usually helps"
-        )
-
-
-def cut_after(path: Path, step: int) -> None:
-    """Drop every line of a `metrics.jsonl` that is later than `step`, or not a whole line."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            is_kept = line.endswith("\n") and json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):
-            is_kept = False
-        if is_kept:
-            kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def _process_peak_bytes() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def _matrix_dtype(precision: str) -> torch.dtype:
-    if precision.startswith("bf16"):
-        return torch.bfloat16
-    if precision.startswith("16"):
-        return torch.float16
-    return torch.float64 if precision.startswith("64") else torch.float32
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Undo `state_dict`."""
+        self._figures.load_state_dict(state_dict["figures"])
+        self._nonfinite.load_state_dict(state_dict["nonfinite"])
+        self._divergence.load_state_dict(state_dict["divergence"])

@@ -1,0 +1,56 @@
+"""`metrics.jsonl` goes back to a checkpoint, whatever state a killed process left it in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.training.metrics_file import MetricsFile
+
+
+def line(step: int, name: str = "train/loss") -> bytes:
+    return json.dumps({"step": step, "tokens": 20 * step, "name": name, "value": 0.5}).encode() + b"\n"
+
+
+def cut(path: Path, content: bytes, step: int) -> bytes:
+    path.write_bytes(content)
+    MetricsFile(path).cut_after(step)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        line(3)[:-1],  # torn just before its end
+        line(3)[:20],
+        '{"step": 3, "name": "é'.encode()[:-1],  # torn within a character
+        b"\x00" * 4096,  # what some file systems leave after a power cut
+        b"\x00" * 100_000 + b"\n",
+        b"[1, 2]\n",
+        b'"step"\n',
+        b"3\n",
+        b'{"step": "3", "name": "train/loss"}\n',
+        b'{"step": 3, "name": 3}\n',
+        b"[" * 50_000 + b"\n",
+        b"\n",
+    ],
+)
+def test_damage_goes_and_every_whole_line_stays(tmp_path: Path, damage: bytes) -> None:
+    good = line(1) + line(2) + line(2, "val/loss")
+    assert cut(tmp_path / "metrics.jsonl", good + damage, 5) == good
+    if damage.endswith(b"\n"):
+        assert cut(tmp_path / "metrics.jsonl", line(1) + damage + line(2), 5) == line(1) + line(2)
+
+
+def test_lines_later_than_the_checkpoint_go_and_so_does_the_final_test(tmp_path: Path) -> None:
+    kept = line(1) + line(2) + line(2, "val/loss")
+    later = line(3) + line(2, "test/loss") + line(2, "test/bpc") + line(10)
+    assert cut(tmp_path / "metrics.jsonl", kept + later, 2) == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "metrics.jsonl").cut_after(0)
+    assert not list(tmp_path.iterdir())

@@ -26,6 +26,7 @@ from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
 from transformer_xl.training import names
+from transformer_xl.training.loggers import UPLOAD_WITH
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.02
@@ -265,7 +266,8 @@ def next_commands(folder: Path, monitor: str, data: Dataset, *, trained: bool) -
     where = shlex.quote(shown(folder))
     load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
     quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
-    watch = "wandb sync " + monitor.split("wandb sync ")[1] if "wandb sync " in monitor else f"ls {where}"
+    _, _, upload = monitor.partition(UPLOAD_WITH)
+    watch = upload or f"ls {where}"
     more = "data=text data.path=YOUR_TEXT"
     if data.name == "tokens":
         more = f"data=tokens data.path=YOUR_IDS data.vocab_size={data.vocabulary.size}"

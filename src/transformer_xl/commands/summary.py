@@ -64,8 +64,18 @@ class Summary:
 
 def was_finished(folder: Path) -> bool:
     """Say whether the run in a folder ended with its report."""
+    return _read(folder).get("status") == "finished"
+
+
+def step_at_end(folder: Path) -> int:
+    """Give the step at which a process of the run last ended in order, not killed; 0: none has."""
+    step = _read(folder).get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _read(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(summary, dict) and summary.get("status") == "finished"
+        return {}
+    return summary if isinstance(summary, dict) else {}

@@ -21,7 +21,7 @@ from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
-from transformer_xl.commands.summary import Summary, was_finished
+from transformer_xl.commands.summary import Summary, step_at_end, was_finished
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
@@ -215,6 +215,13 @@ class TrainingRun:
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
         trainer.loggers = [monitor.logger]
+        if self.beginning.checkpoint is not None and self.beginning.parent is None:
+            monitors.log_again(
+                trainer.loggers,
+                self.folder / "metrics.jsonl",
+                after=step_at_end(self.folder),
+                until=self.beginning.checkpoint["global_step"],
+            )
         return monitor.where
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import netrc
 import os
 import shlex
@@ -18,6 +19,12 @@ from lightning.pytorch.loggers import WandbLogger
 from transformer_xl.config import WandbConfig
 from transformer_xl.errors import UserError
 from transformer_xl.training import names
+
+UPLOAD_WITH = "upload with: "
+"""What stands before the command in a `Monitor`'s line."""
+
+_STEPS_LOGGED_AGAIN = 5000
+"""More than a run takes in the 15 seconds between two times that W&B writes or sends what it was given."""
 
 _MODES = {"online": "online", "offline": "offline", "disabled": "disabled", "run": "online", "dryrun": "offline"}
 
@@ -61,8 +68,46 @@ def open_wandb(
     logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
     if mode == "disabled":
         return Monitor(logger, "W&B: disabled")
-    run_folder = Path(logger.experiment.dir).parent
-    return Monitor(logger, f"W&B: offline ({reason}); upload with: wandb sync {shlex.quote(_relative(run_folder))}")
+    return Monitor(logger, f"W&B: offline ({reason}); {UPLOAD_WITH}{_upload_command(folder)}")
+
+
+def _upload_command(folder: Path) -> str:
+    """Give the line that uploads all of a run's files in the order of its processes.
+
+    One call a file: in one call for all, a file that a killed process left incomplete keeps later ones from upload.
+    """
+    files = sorted((folder / "wandb").glob("offline-run-*"))  # named by their time
+    if len(files) == 1:
+        return f"wandb sync {shlex.quote(_relative(files[0]))}"
+    below = shlex.quote(_relative(folder / "wandb"))
+    return f'for part in {below}/offline-run-*; do wandb sync "$part"; done'
+
+
+def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None:
+    """Log the figures of past steps from `metrics.jsonl`: a killed process took along what W&B had not written yet.
+
+    Args:
+        loggers: of the run that goes on.
+        path: the run's `metrics.jsonl`.
+        after: last step of a process that closed its loggers, which lack nothing up to it.
+        until: step of the checkpoint.
+    """
+    if until <= after or not path.exists():
+        return
+    steps: dict[int, dict[str, float]] = {}
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                break
+            entry = json.loads(line)
+            if not after < entry["step"] <= until or entry["value"] is None:
+                continue
+            steps.setdefault(entry["step"], {names.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]
+            if len(steps) > _STEPS_LOGGED_AGAIN:
+                del steps[next(iter(steps))]
+    for step, values in steps.items():
+        for logger in loggers:
+            logger.log_metrics(values, step=step)
 
 
 def _open(

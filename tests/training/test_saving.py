@@ -249,11 +249,11 @@ def write_checkpoint(folder: Path, contents: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (["model.d_model=32"], ["model.d_model is 32 in it and 16 here"]),
-        (["optimizer=sgd"], ["optimizer.kind is 'sgd' in it and 'adam' here"]),
-        (["data.tokenizer=char"], ["data.tokenizer is 'char' in it and 'byte' here"]),
-        (["model.n_layer=1"], ["model.n_layer is 1 in it and 2 here"]),
-        (["seed=7"], ["seed is 7 in it and 1 here"]),
+        (["model.d_model=32"], ["is of another run", "model.d_model is 32 in it and 16 here"]),
+        (["optimizer=sgd"], ["is of another run", "optimizer.kind is 'sgd' in it and 'adam' here"]),
+        (["data.tokenizer=char"], ["data.tokenizer 'byte' gives another vocabulary"]),
+        (["model.n_layer=1"], ["is of another run", "model.n_layer is 1 in it and 2 here"]),
+        (["seed=7"], ["is of another run", "seed is 7 in it and 1 here"]),
     ],
     ids=lambda value: value[0] if value else "",
 )
@@ -268,7 +268,6 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert tiny_run(f"resume={first.folder}", "trainer.max_steps=2", base=False).status == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "is of another run" in error
     assert all(word in error for word in words), error
 
 

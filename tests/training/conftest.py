@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.forked import Server
-from tests.training.kills import ToyRuns
+pytest.register_assert_rewrite("tests.training.kills")
+
+from tests.training.forked import Server  # noqa: E402
+from tests.training.kills import ToyRuns  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,6 @@ from tests.training.forked import Server, Stop
 
 STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGUSR1": 75, "SIGINT": 130, "raise": 1}
 
-COMPARED_FIGURES = ("train/loss", "val/loss", "val/bpc", "test/loss", "test/bpc")
-"""The lines of `metrics.jsonl` that are compared; None: all but those of the machine."""
-
 NEVER = Stop(number=0)
 """A stop that does not come."""
 
@@ -196,8 +193,6 @@ def differences(one: Any, other: Any, *, without: Sequence[str] = (), at: str = 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    if COMPARED_FIGURES is not None:
-        return [line for line in lines if line["name"] in COMPARED_FIGURES]
     return [line for line in lines if not line["name"].startswith(_OF_THE_MACHINE)]
 
 

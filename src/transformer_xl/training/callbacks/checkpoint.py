@@ -64,10 +64,14 @@ class Checkpoints(Callback):
         self._newest_is_last = False  # whether last.ckpt is that one
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Make the folder, and clear it of what a killed process had begun."""
-        if self._enabled and trainer.is_global_zero:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self._folder)
+        """Make the folder, and put in order what a killed process had begun."""
+        if not self._enabled or not trainer.is_global_zero:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._folder)
+        # here, since after the last step no training starts
+        if trainer.ckpt_path is not None and self._best_step is not None and self._best_step == self._newest:
+            link(Path(str(trainer.ckpt_path)), self._best)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take over the signals that stop a run."""
@@ -77,9 +81,6 @@ class Checkpoints(Callback):
         """Take over the signals that stop a run, and start the clock of `trainer.max_time`."""
         self._stops.take_signals()
         self._stops.start_clock()
-        is_best = trainer.ckpt_path is not None and self._best_step == trainer.global_step
-        if is_best and self._enabled and trainer.is_global_zero:
-            link(Path(str(trainer.ckpt_path)), self._best)  # the process may have been killed before it did so
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Give the signals back."""

@@ -185,6 +185,13 @@ def test_a_run_that_fell_back_keeps_nothing_newer_than_where_it_went_on(tiny_run
     assert steps_in(stopped.folder).keys() == {"best.ckpt", "last.ckpt", "step-1.ckpt", "step-2.ckpt"}
 
 
+def test_what_a_killed_process_had_begun_is_cleared_away(tiny_run: Run, stopped: Outcome) -> None:
+    for name in ("last", "best", "step-2"):
+        (stopped.folder / "checkpoints" / f"{name}.ckpt.tmp").write_bytes(b"half")
+    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=5", base=False).status == 0
+    assert not list(stopped.folder.rglob("*.tmp"))
+
+
 def test_a_missing_last_checkpoint_is_as_a_damaged_one(
     tiny_run: Run, stopped: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,9 +37,9 @@ def job(composed, context):
         raise KeyboardInterrupt
     rank = os.environ.get("LOCAL_RANK", "0")
     if act == "ddp" and rank == "0":
-        from lightning.fabric.strategies.launchers.subprocess_script import _hydra_subprocess_cmd
-        command, cwd = _hydra_subprocess_cmd(local_rank=1)
-        subprocess.run(command, cwd=cwd, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
+        from transformer_xl.commands.companions import command_of_process
+        command = command_of_process(context.command, context.folder, 1)
+        subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
     seen = {
         "config": config,
         "folder": str(context.folder),

@@ -171,23 +171,7 @@ def test_arguments_of_a_job_are_not_quoted_again() -> None:
     assert literals.quote_literals([literals.ALREADY_QUOTED, "name='a,b'"]) == ["name='a,b'"]
 
 
-@pytest.mark.parametrize("folder", ["a b", 'a"b\\"c\\', "${seed}", "x=1,y", "汉", "it's", "???"])
-def test_the_folder_that_lightning_appends_is_quoted_where_it_stands(
-    monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    users = 'hydra.run.dir="users own"'
-    appended = [f'hydra.run.dir="{folder}"', "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"]
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    for start in ([], [literals.ALREADY_QUOTED]):
-        first, second, *rest = literals.quote_literals([*start, users, *appended])
-        assert first == users
-        assert composed(second.replace("hydra.run.dir", "value")) == folder
-        assert rest == appended[1:]
-    monkeypatch.delenv("LOCAL_RANK")
-    assert literals.quote_literals([users, *appended]) == [users, *appended]
-
-
-def test_the_process_that_lightning_starts_has_the_same_settings_and_folder(project: Any) -> None:
+def test_a_further_process_has_the_same_settings_and_folder(project: Any) -> None:
     name = "odd \"x\" \\${seed} 'y' =,汉"
     folder = project.cwd / f"out {name}"
     done = project.run(f"name={name}", f"hydra.run.dir={literals.quote(str(folder))}", "act=ddp")

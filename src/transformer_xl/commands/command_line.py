@@ -134,7 +134,7 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
             return 1
         return mistakes.tell(sentence)
     finally:
-        if ranks.rank() == 0:
+        if ranks.is_main():
             folders.discard_claimed()
             if task is not None and task.folder is not None:
                 folders.discard_if_empty(task.folder)
@@ -261,7 +261,7 @@ def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:
         raise UserError(f"resume={resume} holds no config.yaml, and must be the folder of a run")
     if withheld.get("name") not in (None, run_config.read_config(folder).get("name")):
         return [*_quoted(resume=resume, name=str(withheld["name"])), *of_hydra], withheld
-    if any(literals.key_of(line) == "hydra.run.dir" for line in of_hydra) and "LOCAL_RANK" not in os.environ:
+    if any(literals.key_of(line) == "hydra.run.dir" for line in of_hydra) and ranks.is_main():
         raise UserError("hydra.run.dir cannot be given with resume=, which goes on in the run's own folder")
     kept = [line for line in of_hydra if literals.key_of(line) != "hydra.run.dir"]
     return [*_quoted(resume=resume), *kept, f"hydra.run.dir={literals.quote(str(folder))}"], withheld

@@ -15,11 +15,10 @@ from pathlib import Path
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 
 from transformer_xl import launchers
-from transformer_xl.commands import literals
+from transformer_xl.commands import literals, ranks
 from transformer_xl.errors import LostProcess, Stopped, UserError
 from transformer_xl.training.signals import EXIT_CODES
 
@@ -71,7 +70,7 @@ class Companions:
         for local_rank in range(1, devices):
             self._processes.append(
                 subprocess.Popen(
-                    [*_entry(command), *_of_process(folder, local_rank)],
+                    command_of_process(command, folder, local_rank),
                     env={**os.environ, "LOCAL_RANK": str(local_rank), _PARENT: str(os.getpid())},
                     cwd=get_original_cwd(),
                     process_group=0,  # a terminal's Ctrl-C is for the main process, which tells the others
@@ -146,20 +145,22 @@ def _in_words(status: int) -> str:
     return f"exit status {status}"
 
 
-def _entry(command: list[str]) -> list[str]:
-    """Start as this process was started: by a script, a console script, or `-m`."""
+def command_of_process(command: list[str], folder: Path, local_rank: int) -> list[str]:
+    """Give what starts a further process of the job that Hydra is at: as this one was, in the same run folder.
+
+    Args:
+        command: of this process: a script, a console script or a module, and its arguments as the user typed them.
+        folder: of the run.
+        local_rank: of the further process on this machine.
+    """
     spec = sys.modules["__main__"].__spec__
     program = [os.path.abspath(command[0])] if spec is None else ["-m", spec.name]
-    return [sys.executable, *program, *command[1:]]
-
-
-def _of_process(folder: Path, local_rank: int) -> list[str]:
-    job = HydraConfig.get().job.name
-    return [
+    of_process = [
         f"hydra.run.dir={literals.quote(str(folder))}",
-        f"hydra.job.name={job}_process_{local_rank}",
+        f"hydra.job.name={HydraConfig.get().job.name}_process_{local_rank}",
         "hydra.output_subdir=null",
     ]
+    return [sys.executable, *program, *command[1:], *of_process]
 
 
 def end_with_main_process() -> None:
@@ -190,7 +191,7 @@ def leave_quietly(error: BaseException) -> None:
     Raises:
         SystemExit: with the status that belongs to the error; other errors than a stop or a mistake are left alone.
     """
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+    if ranks.is_main():
         return
     try:
         if isinstance(error, LostProcess | UserError):

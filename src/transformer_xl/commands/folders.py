@@ -51,7 +51,7 @@ def run_folder(root: str, name: str | None, model: str, data: str, resume: str |
     if not str(name):
         raise UserError("name is empty, and must hold at least one character, or be left out")
     folder = Path(root, slug(str(name)))
-    if ranks.rank() > 0:
+    if not ranks.is_main():
         return str(folder)
     holds_run = (folder / "config.yaml").exists() or (folder / "checkpoints").exists()
     if holds_run and resume != AUTO:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 import shlex
 from typing import cast
@@ -23,10 +21,9 @@ LITERAL_KEYS = frozenset(
 ALREADY_QUOTED = "--already-quoted"
 """First argument of a command whose values are in Hydra's grammar already: a sweep gives it to its jobs.
 
-It stays in the job's `sys.argv`, so that the processes which Lightning starts with the same arguments read them alike.
+It stays in the job's command, so that further processes which are started with the same arguments read them alike.
 """
 
-_RUN_DIR = "hydra.run.dir="
 _MISSING = "???"
 
 
@@ -48,17 +45,8 @@ def register_resolver() -> None:
 
 
 def quote_literals(argv: list[str]) -> list[str]:
-    """Rewrite the literal values among a user's own arguments into Hydra's grammar, once.
-
-    Also the run folder that Lightning appends, between quotation marks but as it is, for the processes it starts.
-    """
-    typed = not is_quoted(argv)
-    arguments = argv if typed else argv[1:]
-    quoted = [_quote_argument(argument) if typed else argument for argument in arguments]
-    for index in _folders_from_lightning(arguments):
-        folder = arguments[index][len(_RUN_DIR) + 1 : -1]
-        quoted[index] = _RUN_DIR + quote(folder)
-    return quoted
+    """Rewrite the literal values among a user's own arguments into Hydra's grammar, once."""
+    return argv[1:] if is_quoted(argv) else [_quote_argument(argument) for argument in argv]
 
 
 def is_quoted(argv: list[str]) -> bool:
@@ -75,18 +63,6 @@ def _quote_argument(argument: str) -> str:
         items = value[1:-1].split(",") if value != "[]" else []
         return f"{key}=[{','.join(quote(item.strip()) for item in items)}]"
     return f"{key}={quote(value)}"
-
-
-def _folders_from_lightning(arguments: list[str]) -> list[int]:
-    if "LOCAL_RANK" not in os.environ:
-        return []
-    return [
-        index
-        for index, (argument, following) in enumerate(itertools.pairwise(arguments))
-        if argument.startswith(_RUN_DIR + '"')
-        and argument.endswith('"')
-        and following.startswith("hydra.job.name=train_ddp_process_")
-    ]
 
 
 def key_of(argument: str) -> str:

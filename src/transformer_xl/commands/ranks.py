@@ -7,9 +7,12 @@ import os
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order in which Lightning reads them
 
 
-def rank() -> int:
-    """Give this process's number among all of the run; 0 is the one that writes files and prints."""
-    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), 0)
+def is_main() -> bool:
+    """Say whether this is the process, of all of a run's, that writes files and prints."""
+    number = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
+    # where a person starts the command on each machine, its first process there has no other number
+    machine = "0" if "RANK" in os.environ else os.environ.get("NODE_RANK", "0")
+    return number == "0" and machine == "0"
 
 
 def processes_from_outside() -> int:

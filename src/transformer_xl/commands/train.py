@@ -39,7 +39,7 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
 
         _quiet_libraries()
         try:
-            with only_process(context.folder) if ranks.rank() == 0 else nullcontext():
+            with only_process(context.folder) if ranks.is_main() else nullcontext():
                 return TrainingRun(composed, context, signals).run()
         except Exception as error:
             leave_quietly(error)

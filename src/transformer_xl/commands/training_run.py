@@ -6,14 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
 from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
 from transformer_xl.checks import check
-from transformer_xl.commands import out_of_memory, report
+from transformer_xl.commands import out_of_memory, ranks, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
@@ -45,7 +44,7 @@ class TrainingRun:
         self.command = context.command
         self.signals = signals
         self.companions = Companions()
-        self.is_main = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+        self.is_main = ranks.is_main()
         self.beginning = begin(composed, context)
         self.source = self.beginning.source
         check(self.beginning.config)

@@ -136,12 +136,12 @@ def _check_optimizer(states: list[Any], optimizer: torch.optim.Optimizer, config
 
 
 def _state_of_one_weight(config: Config) -> dict[str, Any]:
-    """Let the run's optimizer take a step with a single weight, and see what it keeps of it."""
+    """Let the run's optimizer take a step with a single weight, and see what it keeps of it; SGD may keep nothing."""
     weight = torch.nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.ones(2, 2)
     optimizer = make_optimizer(config.optimizer, [{"params": [weight], "weight_decay": 0.0}], fused=False)
     optimizer.step()
-    state: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})  # plain SGD keeps none
+    state: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
     return state
 
 

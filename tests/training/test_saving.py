@@ -278,6 +278,25 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert all(word in error for word in words), error
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["optimizer=sgd", "optimizer.momentum=0"],
+        ["optimizer=sgd", "optimizer.momentum=0.9"],
+        ["optimizer=adamw", "trainer.precision=bf16-true"],
+        ["scheduler=plateau", "trainer.precision=64-true", "callbacks.weight_average.start_step=2"],
+        ["data.tokenizer=word", "model.cutoffs=[4,20]", "model.div_val=2", "trainer.precision=bf16-mixed"],
+        ["model.mem_len=0", "data.lane_chunks=2", "trainer.accumulate_grad_batches=2"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_a_runs_own_checkpoint_fits_it(tiny_run: Run, settings: list[str]) -> None:
+    stopped = tiny_run("trainer.max_steps=3", "scheduler=constant", *settings)
+    assert stopped.status == 0
+    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=4", base=False).status == 0
+    assert stopped.checkpoint()["global_step"] == 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Resume:
     """A run about to go on: what its checkpoint is compared with."""

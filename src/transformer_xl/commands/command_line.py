@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import sys
@@ -26,7 +25,6 @@ from transformer_xl.commands.composing import shipped_config_dir
 from transformer_xl.errors import Stopped, UserError
 
 _INTERRUPTED = 130
-_ERRORS_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 @dataclass(frozen=True)

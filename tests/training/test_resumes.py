@@ -319,3 +319,22 @@ def test_processes_from_outside_share_the_folder_that_the_first_one_makes(text_f
     assert refused.status == 2
     assert "add name=NAME" in refused.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_run_that_was_extended_and_stopped_in_its_report_is_not_finished(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`summary.json` is still that of the end before."""
+    run = tiny_run("scheduler.total_steps=8", "trainer.max_steps=4")
+    before = (run.folder / "summary.json").read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModule, "on_test_epoch_start", _fail)
+        assert tiny_run(f"resume={run.folder}", "trainer.max_steps=8", base=False).status == 1
+    (run.folder / "summary.json").write_text(before)  # as a kill leaves it
+    assert tiny_run(f"resume={run.folder}", base=False).status == 0
+    assert (run.summary["step"], run.summary["status"]) == (8, "finished")
+    assert list(run.values("test/loss")) == [8]
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("a bug")

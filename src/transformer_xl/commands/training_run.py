@@ -135,8 +135,8 @@ class TrainingRun:
         return self.summary.objective
 
     def _is_finished(self, checkpoint: dict[str, Any], plan: Plan) -> bool:
-        is_whole = checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder)
-        return is_whole and self.beginning.parent is None
+        step = checkpoint["global_step"]
+        return step >= plan.max_steps and was_finished(self.folder, step=step) and self.beginning.parent is None
 
     def _check_fits(self, checkpoint: dict[str, Any], data: Dataset, plan: Plan) -> None:
         """Refuse to go on with other data, or to a step that lies behind."""

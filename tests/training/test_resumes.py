@@ -112,6 +112,18 @@ def test_a_resume_turns_the_logger_on(tiny_run: Run, monkeypatch: pytest.MonkeyP
     assert yaml.safe_load((first.folder / "config.yaml").read_text())["logger"]["project"] == "mine"
 
 
+def test_damaged_lines_of_a_killed_run_do_not_keep_its_logger_from_going_on(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tiny_run("logger=wandb", "trainer.max_steps=3", "scheduler.total_steps=6")
+    (run.folder / "summary.json").unlink()  # as a kill leaves it
+    with (run.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"\x00" * 64 + b"\n" + b"\xff\n")  # as a power cut leaves it
+    assert tiny_run(f"resume={run.folder}", "trainer.max_steps=6", base=False).status == 0
+    assert list(run.values("train/loss")) == [1, 2, 3, 4, 5, 6]
+
+
 def test_other_lanes_or_segments_are_refused_with_both_numbers_and_the_way_out(
     tiny_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.schedule import Schedule
 from transformer_xl.training.signals import StopSignals
@@ -101,11 +102,9 @@ class TrainingRun:
         )
         memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
         with outcome.told(), memory:
-            monitor = self._open_folder(data, trainer)
+            monitor = self._open_folder(data, trainer, callbacks.recorder)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
-            if self.is_main:
-                callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
                 for note in filter(None, [resuming.memory_note(checkpoint)]):
@@ -193,14 +192,15 @@ class TrainingRun:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _open_folder(self, data: Dataset, trainer: Trainer) -> str:
+    def _open_folder(self, data: Dataset, trainer: Trainer, recorder: Recorder) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""
         if not self.is_main:
             return ""
-        identity = self.beginning.identity
+        identity, checkpoint = self.beginning.identity, self.beginning.checkpoint
         if self.beginning.parent is not None:
             assert self.beginning.checkpoint_path is not None
             copy_run(self.beginning.parent, self.folder, checkpoint=self.beginning.checkpoint_path)
+        recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
         data.vocabulary.save(self.folder / "vocabulary.json")
         identity.write(self.folder)
         run_config.write_config(self.config, self.folder)
@@ -215,12 +215,12 @@ class TrainingRun:
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
         trainer.loggers = [monitor.logger]
-        if self.beginning.checkpoint is not None and self.beginning.parent is None:
+        if checkpoint is not None and self.beginning.parent is None:
             monitors.log_again(
                 trainer.loggers,
                 self.folder / "metrics.jsonl",
                 after=step_at_end(self.folder),
-                until=self.beginning.checkpoint["global_step"],
+                until=checkpoint["global_step"],
             )
         return monitor.where
 

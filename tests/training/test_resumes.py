@@ -199,6 +199,23 @@ def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(
     assert parent_id.encode() in log.read_bytes()
 
 
+@pytest.mark.parametrize("steps", [6, 8])
+def test_a_branch_that_validates_otherwise_has_a_best_of_its_own(
+    in_outputs: Callable[..., int], tmp_path: Path, steps: int
+) -> None:
+    """With no step left, and with some: the parent's best score is of other lengths."""
+    assert in_outputs("name=a", "scheduler.total_steps=8") == 0
+    changes = ["name=b", f"trainer.max_steps={steps}", "eval.segment_len=10", "optimizer.lr=1e-9"]
+    assert in_outputs("resume=outputs/a", *changes, base=False) == 0
+    a, b = (Outcome(tmp_path / "outputs" / name, 0, "", "") for name in "ab")
+    assert b.summary["metrics"]["valid"]["loss"] != a.summary["metrics"]["valid"]["loss"]
+    assert b.summary["metrics"]["valid"]["loss"] == b.summary["objective"]
+    assert (b.folder / "checkpoints" / "best.ckpt").exists() == (steps == 8)
+    if steps == 8:
+        assert b.checkpoint("best")["global_step"] == 8
+        assert b.values("val/loss")[8] == b.summary["objective"]
+
+
 def test_a_branch_of_a_run_without_checkpoint_or_under_way_or_onto_a_run_is_refused(
     in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

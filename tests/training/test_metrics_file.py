@@ -33,6 +33,7 @@ def cut(path: Path, content: bytes, step: int) -> bytes:
         b"3\n",
         b'{"step": "3", "name": "train/loss"}\n',
         b'{"step": 3, "name": 3}\n',
+        b'{"step": 3, "name": "train/loss"}\n',
         b"[" * 50_000 + b"\n",
         b"\n",
     ],

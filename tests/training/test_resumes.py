@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,18 @@ def test_a_resume_turns_the_logger_on(tiny_run: Run, monkeypatch: pytest.MonkeyP
     assert yaml.safe_load((first.folder / "config.yaml").read_text())["logger"]["project"] == "mine"
 
 
+def test_damaged_lines_of_a_killed_run_do_not_keep_its_logger_from_going_on(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tiny_run("logger=wandb", "trainer.max_steps=3", "scheduler.total_steps=6")
+    (run.folder / "summary.json").unlink()  # as a kill leaves it
+    with (run.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"\x00" * 64 + b"\n" + b"\xff\n")  # as a power cut leaves it
+    assert tiny_run(f"resume={run.folder}", "trainer.max_steps=6", base=False).status == 0
+    assert list(run.values("train/loss")) == [1, 2, 3, 4, 5, 6]
+
+
 def test_other_lanes_or_segments_are_refused_with_both_numbers_and_the_way_out(
     tiny_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +198,60 @@ def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(
     (log,) = branch.glob("wandb/offline-run-*/run-*.wandb")
     parent_id = str(identity(tmp_path / "outputs" / "a")["run_id"])
     assert parent_id.encode() in log.read_bytes()
+
+
+def test_a_branch_that_was_killed_while_it_was_copied_is_begun_again(
+    in_outputs: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert in_outputs("name=a", "scheduler.total_steps=10") == 0
+    copyfile, copied = shutil.copyfile, []
+
+    def copy_some(source: Path, target: Path) -> None:
+        if copied:
+            raise RuntimeError("killed")
+        copyfile(source, target)
+        copied.append(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", copy_some)
+        assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 1
+    assert copied[0].is_file()
+    assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 0
+    branch = tmp_path / "outputs" / "b"
+    assert list(read_values(branch, "train/loss")) == list(range(1, 11))
+    assert not list(branch.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("way", ["name=a", "hydra.run.dir=outputs/a"])
+def test_checkpoints_without_a_configuration_are_not_written_over(
+    in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    folder = tmp_path / "outputs" / "a"
+    assert in_outputs("name=a") == 0
+    (folder / "config.yaml").unlink()
+    before = contents(folder)
+    for more in ([], ["resume=auto"]):
+        capsys.readouterr()
+        assert in_outputs(way, *more, LONGER) == 2
+        assert "outputs/a holds checkpoints and no config.yaml" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("steps", [6, 8])
+def test_a_branch_that_validates_otherwise_has_a_best_of_its_own(
+    in_outputs: Callable[..., int], tmp_path: Path, steps: int
+) -> None:
+    """With no step left, and with some: the parent's best score is of other lengths."""
+    assert in_outputs("name=a", "scheduler.total_steps=8") == 0
+    changes = ["name=b", f"trainer.max_steps={steps}", "eval.segment_len=10", "optimizer.lr=1e-9"]
+    assert in_outputs("resume=outputs/a", *changes, base=False) == 0
+    a, b = (Outcome(tmp_path / "outputs" / name, 0, "", "") for name in "ab")
+    assert b.summary["metrics"]["valid"]["loss"] != a.summary["metrics"]["valid"]["loss"]
+    assert b.summary["metrics"]["valid"]["loss"] == b.summary["objective"]
+    assert (b.folder / "checkpoints" / "best.ckpt").exists() == (steps == 8)
+    if steps == 8:
+        assert b.checkpoint("best")["global_step"] == 8
+        assert b.values("val/loss")[8] == b.summary["objective"]
 
 
 def test_a_branch_of_a_run_without_checkpoint_or_under_way_or_onto_a_run_is_refused(
@@ -319,3 +386,22 @@ def test_processes_from_outside_share_the_folder_that_the_first_one_makes(text_f
     assert refused.status == 2
     assert "add name=NAME" in refused.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_run_that_was_extended_and_stopped_in_its_report_is_not_finished(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`summary.json` is still that of the end before."""
+    run = tiny_run("scheduler.total_steps=8", "trainer.max_steps=4")
+    before = (run.folder / "summary.json").read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModule, "on_test_epoch_start", _fail)
+        assert tiny_run(f"resume={run.folder}", "trainer.max_steps=8", base=False).status == 1
+    (run.folder / "summary.json").write_text(before)  # as a kill leaves it
+    assert tiny_run(f"resume={run.folder}", base=False).status == 0
+    assert (run.summary["step"], run.summary["status"]) == (8, "finished")
+    assert list(run.values("test/loss")) == [8]
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("a bug")

@@ -62,9 +62,10 @@ class Summary:
         os.replace(temporary, folder / "summary.json")
 
 
-def was_finished(folder: Path) -> bool:
-    """Say whether the run in a folder ended with its report."""
-    return _read(folder).get("status") == "finished"
+def was_finished(folder: Path, *, step: int | None = None) -> bool:
+    """Say whether the run in a folder ended with its report, at that step: it may have been extended since."""
+    summary = _read(folder)
+    return summary.get("status") == "finished" and step in (None, summary.get("step"))
 
 
 def step_at_end(folder: Path) -> int:

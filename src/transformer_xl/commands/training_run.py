@@ -18,6 +18,7 @@ from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
+from transformer_xl.commands.folders import refuse_part_of_a_run
 from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, step_at_end, was_finished
@@ -29,6 +30,7 @@ from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.schedule import Schedule
 from transformer_xl.training.signals import StopSignals
@@ -52,7 +54,12 @@ class TrainingRun:
         self.config: Config = devices.with_device_settings(self.beginning.config)
         self.console = Console(quiet=not self.is_main, highlight=False)
         self.summary = Summary(command=context.command, parent=self.beginning.identity.parent)
-        if self.is_main and not self.beginning.is_old and (self.folder / "config.yaml").exists():
+        if self.is_main and not self.beginning.is_old:
+            self._refuse_to_write_over()
+
+    def _refuse_to_write_over(self) -> None:
+        refuse_part_of_a_run(self.folder)
+        if (self.folder / "config.yaml").exists():
             raise UserError(
                 f"the folder {self.folder} holds a run already: go on with it by resume={self.folder}, or name another"
             )
@@ -100,11 +107,9 @@ class TrainingRun:
         )
         memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
         with outcome.told(), memory:
-            monitor = self._open_folder(data, trainer)
+            monitor = self._open_folder(data, trainer, callbacks.recorder)
             for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
                 self.say(line)
-            if self.is_main:
-                callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
                 for note in filter(None, [resuming.memory_note(checkpoint)]):
@@ -131,11 +136,13 @@ class TrainingRun:
                 monitor=monitor,
                 others_are_done=self.companions.dismiss,
             ).make(is_main=self.is_main)
+            if self.summary.objective is None and names.VALIDATION in module.scores:
+                self.summary.objective = module.scores[names.VALIDATION].loss  # of a branch with no step left
         return self.summary.objective
 
     def _is_finished(self, checkpoint: dict[str, Any], plan: Plan) -> bool:
-        is_whole = checkpoint["global_step"] >= plan.max_steps and was_finished(self.folder)
-        return is_whole and self.beginning.parent is None
+        step = checkpoint["global_step"]
+        return step >= plan.max_steps and was_finished(self.folder, step=step) and self.beginning.parent is None
 
     def _check_fits(self, checkpoint: dict[str, Any], data: Dataset, plan: Plan) -> None:
         """Refuse to go on with other data, or to a step that lies behind."""
@@ -192,14 +199,15 @@ class TrainingRun:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def _open_folder(self, data: Dataset, trainer: Trainer) -> str:
+    def _open_folder(self, data: Dataset, trainer: Trainer, recorder: Recorder) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""
         if not self.is_main:
             return ""
-        identity = self.beginning.identity
+        identity, checkpoint = self.beginning.identity, self.beginning.checkpoint
         if self.beginning.parent is not None:
             assert self.beginning.checkpoint_path is not None
             copy_run(self.beginning.parent, self.folder, checkpoint=self.beginning.checkpoint_path)
+        recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
         data.vocabulary.save(self.folder / "vocabulary.json")
         identity.write(self.folder)
         run_config.write_config(self.config, self.folder)
@@ -214,12 +222,12 @@ class TrainingRun:
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
         trainer.loggers = [monitor.logger]
-        if self.beginning.checkpoint is not None and self.beginning.parent is None:
+        if checkpoint is not None and self.beginning.parent is None:
             monitors.log_again(
                 trainer.loggers,
                 self.folder / "metrics.jsonl",
                 after=step_at_end(self.folder),
-                until=self.beginning.checkpoint["global_step"],
+                until=checkpoint["global_step"],
             )
         return monitor.where
 

@@ -88,7 +88,7 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
 
     Args:
         loggers: of the run that goes on.
-        path: the run's `metrics.jsonl`.
+        path: the run's `metrics.jsonl`, whole lines only, as `MetricsFile.cut_after` leaves it.
         after: last step of a process that closed its loggers, which lack nothing up to it.
         until: step of the checkpoint.
     """
@@ -97,8 +97,6 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
     steps: dict[int, dict[str, float]] = {}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            if not line.endswith("\n"):
-                break
             entry = json.loads(line)
             if not after < entry["step"] <= until or entry["value"] is None:
                 continue

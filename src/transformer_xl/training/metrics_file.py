@@ -53,6 +53,7 @@ def _belongs_to(line: bytes, step: int) -> bool:
     try:
         entry = json.loads(line.decode("utf-8"))
         is_test = entry["name"].startswith(f"{names.TEST}/")
-        return line.endswith(b"\n") and entry["step"] <= step and not is_test
+        is_whole = line.endswith(b"\n") and {"tokens", "value"} <= entry.keys()
+        return is_whole and entry["step"] <= step and not is_test
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False  # torn or damaged

@@ -62,13 +62,18 @@ class Checkpoints(Callback):
         self._best_step: int | None = None
         self._newest: int | None = None  # step of the newest checkpoint that this run wrote or went on from
         self._newest_is_last = False  # whether last.ckpt is that one
+        self._scores_anew = False  # whether validation reads otherwise than before: scores have no best in common
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Make the folder, and put in order what a killed process had begun."""
+        if self._scores_anew:
+            self.best_score, self._best_step = math.inf, None
         if not self._enabled or not trainer.is_global_zero:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self._folder)
+        if self._scores_anew:
+            self._best.unlink(missing_ok=True)
         # here, since after the last step no training starts
         if trainer.ckpt_path is not None and self._best_step is not None and self._best_step == self._newest:
             link(Path(str(trainer.ckpt_path)), self._best)
@@ -160,7 +165,9 @@ class Checkpoints(Callback):
             kept[number].unlink(missing_ok=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember which checkpoint this run goes on from."""
+        """Remember which checkpoint this run goes on from, and whether its best score compares with the coming ones."""
+        theirs, ours = (_how_validated(config) for config in (checkpoint["config"], pl_module.identity["config"]))
+        self._scores_anew = any(ours.get(name) != value for name, value in theirs.items())
         self._newest = checkpoint["global_step"]
         self._newest_is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path) == self._last
 
@@ -172,3 +179,7 @@ class Checkpoints(Callback):
         """Undo `state_dict`."""
         self.best_score = state_dict["best_score"]
         self._best_step = state_dict.get("best_step")  # format 2 began without it
+
+
+def _how_validated(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**config["eval"], "limit_val_batches": config["trainer"]["limit_val_batches"]}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, resuming, run_config
+from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, run_config
 from transformer_xl.checks import check
-from transformer_xl.commands import out_of_memory, ranks, report
+from transformer_xl.commands import going_on, out_of_memory, ranks, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
@@ -23,17 +25,29 @@ from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, step_at_end, was_finished
 from transformer_xl.config import Config, WandbConfig
+from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
-from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.callbacks.recorder import Recorder
+from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import check_installed
-from transformer_xl.training.schedule import Schedule
 from transformer_xl.training.signals import StopSignals
+
+
+class _Parts(NamedTuple):
+    """What a run is made of."""
+
+    data: Dataset
+    plan: Plan
+    datamodule: LaneDataModule
+    module: LanguageModule
+    callbacks: build_trainer.Callbacks
+    trainer: Trainer
+    begins_trained: bool
 
 
 class TrainingRun:
@@ -66,36 +80,52 @@ class TrainingRun:
 
     def run(self) -> float | None:
         """Train, report, and return the objective; `summary.json` tells the outcome whatever it is."""
-        checkpoint, identity = self.beginning.checkpoint, self.beginning.identity
         for note in self.beginning.notes:
             self.say(f"note     {note}")
         if self.beginning.is_done:
             self.say(f"{shown(self.folder)} is finished")
             return None
-        data = self._open_data(checkpoint)
+        data = self._open_data()
         plan = make_plan(self.config, data)
         self.config = build.with_total_steps(self.config, plan)
+        checkpoint = self.beginning.checkpoint
         if checkpoint is not None and self._is_finished(checkpoint, plan):
             self.say(
                 f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}; a larger "
                 "trainer.max_steps goes on"
             )
-            return _best_score(checkpoint)
-        if checkpoint is not None:
-            self._check_fits(checkpoint, data, plan)
-        model = build.make_network(self.config, data, source=self.source, announce=self.say)
+            return going_on.best_score(checkpoint)
+        del checkpoint
+        return self._train_and_report(self._make_parts(data, plan))
+
+    def _is_finished(self, checkpoint: Mapping[str, Any], plan: Plan) -> bool:
+        step = checkpoint["global_step"]
+        return step >= plan.max_steps and was_finished(self.folder, step=step) and self.beginning.parent is None
+
+    def _make_parts(self, data: Dataset, plan: Plan) -> _Parts:
+        """Make what trains, and refuse a checkpoint that does not fit it."""
+        config, beginning = self.config, self.beginning
+        if beginning.checkpoint is not None:
+            of_run = shown(beginning.parent or self.folder)
+            going_on.refuse_other_data(beginning.checkpoint, data, plan, config=config, of_run=of_run)
+        model = build.make_network(config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
-        datamodule = build.make_datamodule(self.config, data, plan)
-        module = build.make_module(self.config, data, model, run_id=identity.run_id)
+        datamodule = build.make_datamodule(config, data, plan)
+        module = build.make_module(config, data, model, run_id=beginning.identity.run_id)
         callbacks = build_trainer.make_callbacks(
-            self.config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
+            config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
         )
-        trainer = build_trainer.make_trainer(self.config, plan, callbacks, folder=self.folder)
-        path = self.beginning.checkpoint_path
-        if checkpoint is not None and path is not None:
-            checkpoint_fit.check_fits(path, checkpoint, config=self.config, module=module, trainer=trainer)
+        trainer = build_trainer.make_trainer(config, plan, callbacks, folder=self.folder)
+        if beginning.checkpoint is not None and beginning.checkpoint_path is not None:
+            checkpoint_fit.check_fits(
+                beginning.checkpoint_path, beginning.checkpoint, config=config, module=module, trainer=trainer
+            )
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
+        return _Parts(data, plan, datamodule, module, callbacks, trainer, begins_trained)
+
+    def _train_and_report(self, parts: _Parts) -> float | None:
+        data, plan, datamodule, module, callbacks, trainer, begins_trained = parts
         outcome = Outcome(
             summary=self.summary,
             folder=self.folder,
@@ -108,18 +138,22 @@ class TrainingRun:
         memory = out_of_memory.in_one_sentence(self.config, module, processes=trainer.world_size, folder=self.folder)
         with outcome.told(), memory:
             monitor = self._open_folder(data, trainer, callbacks.recorder)
-            for line in opening_lines(self.config, data, model, plan, trainer, folder=self.folder, monitor=monitor):
+            for line in opening_lines(
+                self.config, data, module.model, plan, trainer, folder=self.folder, monitor=monitor
+            ):
                 self.say(line)
-            if checkpoint is not None:
-                self.say(self._resumed_line(checkpoint, module.schedule, plan))
-                for note in filter(None, [resuming.memory_note(checkpoint)]):
-                    self.say(f"note     {note}")
+            if self.beginning.checkpoint is not None:
+                parent = self.beginning.parent
+                for line in going_on.resumed_lines(self.beginning.checkpoint, module.schedule, plan, parent=parent):
+                    self.say(line)
+                self.beginning = replace(self.beginning, checkpoint=None)  # Lightning reads it again: one is enough
             self.companions.start(self.command, self.folder, trainer)
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
             if plan.max_steps > 0:
+                path = self.beginning.checkpoint_path
                 trainer.fit(module, datamodule=datamodule, ckpt_path=path, weights_only=True)
             self.summary.objective = _objective(callbacks)
             FinalReport(
@@ -136,51 +170,15 @@ class TrainingRun:
                 monitor=monitor,
                 others_are_done=self.companions.dismiss,
             ).make(is_main=self.is_main)
-            if self.summary.objective is None and names.VALIDATION in module.scores:
-                self.summary.objective = module.scores[names.VALIDATION].loss  # of a branch with no step left
         return self.summary.objective
 
-    def _is_finished(self, checkpoint: dict[str, Any], plan: Plan) -> bool:
-        step = checkpoint["global_step"]
-        return step >= plan.max_steps and was_finished(self.folder, step=step) and self.beginning.parent is None
-
-    def _check_fits(self, checkpoint: dict[str, Any], data: Dataset, plan: Plan) -> None:
-        """Refuse to go on with other data, or to a step that lies behind."""
-        of_run = shown(self.beginning.parent or self.folder)
-        if checkpoint["global_step"] > plan.max_steps:
-            raise UserError(
-                f"trainer.max_steps is {plan.max_steps}, and {of_run} is at step {checkpoint['global_step']} already: "
-                "a resume needs at least that many"
-            )
-        if checkpoint["data_checksum"] != data.fingerprint.sha256:
-            raise UserError(
-                f"the text has changed since {of_run} was trained on it: its sha256 is "
-                f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
-            )
-        if vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
-            raise UserError(
-                f"data.tokenizer {getattr(self.config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
-                f"that {of_run} was trained with: start a new run"
-            )
-
-    def _resumed_line(self, checkpoint: dict[str, Any], schedule: Schedule, plan: Plan) -> str:
-        """Say where the run goes on, and at which learning rate: `scheduler.total_steps` may lie behind already."""
-        step = checkpoint["global_step"]
-        line = f"resumed  at step {step:,} of {plan.max_steps:,}"
-        if self.beginning.parent is not None:
-            line += f" as a branch of {shown(self.beginning.parent)}"
-        if step == plan.max_steps:
-            return line
-        schedule.load_state_dict(checkpoint["schedule"])
-        return f"{line}; the next learning rate is {schedule.lr(step + 1):.4g}"
-
-    def _open_data(self, checkpoint: dict[str, Any] | None) -> Dataset:
+    def _open_data(self) -> Dataset:
         """Open the corpus, with a trained model's vocabulary where the run begins from one."""
         vocabulary = None
         if self.source is not None:
             vocabulary = init_from.vocabulary_of(self.source, self.config)
-        elif checkpoint is not None and self.config.init_from is not None:
-            vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
+        elif self.beginning.checkpoint is not None and self.config.init_from is not None:
+            vocabulary = vocabulary_from_json(self.beginning.checkpoint["vocabulary"])
         extend = self.source is not None and self.config.init_vocabulary == "extend"
         if not self.is_main:
             self.config = run_config.without_rebuild(self.config)  # the main process has done so
@@ -236,8 +234,3 @@ def _objective(callbacks: build_trainer.Callbacks) -> float | None:
     if math.isfinite(callbacks.checkpoints.best_score):
         return callbacks.checkpoints.best_score
     return callbacks.recorder.latest.loss if callbacks.recorder.latest is not None else None
-
-
-def _best_score(checkpoint: dict[str, Any]) -> float | None:
-    score = float(checkpoint["callbacks"][Checkpoints.__qualname__]["best_score"])
-    return score if math.isfinite(score) else None

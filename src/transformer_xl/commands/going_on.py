@@ -1,0 +1,74 @@
+"""A run that goes on from a checkpoint: what it must not have changed, and what a person is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.commands.screen import shown
+from transformer_xl.config import Config
+from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.tokenizer import vocabulary_from_json
+from transformer_xl.errors import UserError
+from transformer_xl.plan import Plan
+from transformer_xl.resuming import memory_note
+from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.schedule import Schedule
+
+
+def refuse_other_data(checkpoint: Mapping[str, Any], data: Dataset, plan: Plan, *, config: Config, of_run: str) -> None:
+    """Refuse to go on with another text or vocabulary, or to a step that lies behind.
+
+    Args:
+        checkpoint: to go on from.
+        data: opened.
+        plan: of the run.
+        config: of the run.
+        of_run: the folder of the run that wrote the checkpoint, for messages.
+
+    Raises:
+        UserError: which of these it is.
+    """
+    if checkpoint["global_step"] > plan.max_steps:
+        raise UserError(
+            f"trainer.max_steps is {plan.max_steps}, and {of_run} is at step {checkpoint['global_step']} already: "
+            "a resume needs at least that many"
+        )
+    if checkpoint["data_checksum"] != data.fingerprint.sha256:
+        raise UserError(
+            f"the text has changed since {of_run} was trained on it: its sha256 is "
+            f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
+        )
+    if vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
+        raise UserError(
+            f"data.tokenizer {getattr(config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
+            f"that {of_run} was trained with: start a new run"
+        )
+
+
+def resumed_lines(checkpoint: Mapping[str, Any], schedule: Schedule, plan: Plan, *, parent: Path | None) -> list[str]:
+    """Say where the run goes on, and at which learning rate: `scheduler.total_steps` may lie behind already.
+
+    Args:
+        checkpoint: to go on from.
+        schedule: of the run; it takes the checkpoint's state.
+        plan: of the run.
+        parent: folder of the run that this one is a branch of.
+    """
+    step = checkpoint["global_step"]
+    line = f"resumed  at step {step:,} of {plan.max_steps:,}"
+    if parent is not None:
+        line += f" as a branch of {shown(parent)}"
+    if step < plan.max_steps:
+        schedule.load_state_dict(checkpoint["schedule"])
+        line += f"; the next learning rate is {schedule.lr(step + 1):.4g}"
+    note = memory_note(checkpoint)
+    return [line] if note is None else [line, f"note     {note}"]
+
+
+def best_score(checkpoint: Mapping[str, Any]) -> float | None:
+    """Give the best validation loss so far, in nats; None where nothing has validated."""
+    score = float(checkpoint["callbacks"][Checkpoints.__qualname__]["best_score"])
+    return score if math.isfinite(score) else None

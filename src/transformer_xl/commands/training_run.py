@@ -22,7 +22,7 @@ from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, step_at_end, was_finished
-from transformer_xl.config import Config, WandbConfig
+from transformer_xl.config import Config, CosineConfig, WandbConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
@@ -108,7 +108,7 @@ class TrainingRun:
                 callbacks.recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
             if checkpoint is not None:
                 self.say(self._resumed_line(checkpoint, module.schedule, plan))
-                for note in filter(None, [resuming.memory_note(checkpoint)]):
+                for note in filter(None, [self._schedule_note(checkpoint, plan), resuming.memory_note(checkpoint)]):
                     self.say(f"note     {note}")
             self.companions.start(self.command, self.folder, trainer)
             if begins_trained and plan.validate_every is not None:
@@ -167,6 +167,18 @@ class TrainingRun:
             return line
         schedule.load_state_dict(checkpoint["schedule"])
         return f"{line}; the next learning rate is {schedule.lr(step + 1):.4g}"
+
+    def _schedule_note(self, checkpoint: dict[str, Any], plan: Plan) -> str | None:
+        """Say that the cosine ends before the run does, as that of a run that is made longer."""
+        scheduler = self.config.scheduler
+        if not isinstance(scheduler, CosineConfig) or checkpoint["global_step"] == plan.max_steps:
+            return None
+        if scheduler.total_steps >= plan.max_steps:
+            return None
+        return (
+            f"the learning rate is scheduler.min_lr, {scheduler.min_lr:.4g}, from step {scheduler.total_steps:,} on, "
+            f"where the cosine ends: scheduler.total_steps={plan.max_steps} lets it end with the run"
+        )
 
     def _open_data(self, checkpoint: dict[str, Any] | None) -> Dataset:
         """Open the corpus, with a trained model's vocabulary where the run begins from one."""

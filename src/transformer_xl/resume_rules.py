@@ -65,4 +65,4 @@ def refusal(key: str, *, is_branch: bool) -> str | None:
         return None
     if change is Change.BRANCH:
         return "which only a branch of the run may change: add name=NEW_NAME"
-    return "which no resume may change: start a new run, from the weights of this one by init_from=RUN_FOLDER"
+    return "which no resume may change: start a new run, with init_from=RUN_FOLDER from this one's weights if they fit"

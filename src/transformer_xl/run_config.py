@@ -80,14 +80,16 @@ def continued_config(folder: Path, composed: Config, *, given: Collection[str]) 
         value = asked.get(key, was)
         if value == was or (key == "trainer.precision" and value == "auto"):
             continue
-        reason = refusal(key, is_branch=False)
-        if reason is not None:
-            problems.append(_refused(key, value, was, reason))
+        if refusal(key, is_branch=False) is not None:
+            problems.append(f"{key} is {value!r} and was {was!r}")
         elif key in given:
             _lay(saved, key, value)
     problems = [problem for problem in problems if ".kind is" in problem] or problems
     if problems:
-        raise UserError(f"{folder} is another run than this command's: " + "; ".join(problems))
+        raise UserError(
+            f"{folder} is another run than this command's: {'; '.join(problems)}: repeat the command that started it, "
+            "take its own settings by resume=RUN_FOLDER in place of resume=auto, or start a new run by another name"
+        )
     return replace(expanded(parse(Config, saved)), resume=None)
 
 

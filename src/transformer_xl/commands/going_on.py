@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.commands.screen import shown
-from transformer_xl.config import Config
+from transformer_xl.config import Config, CosineConfig, SchedulerConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
@@ -48,24 +48,48 @@ def refuse_other_data(checkpoint: Mapping[str, Any], data: Dataset, plan: Plan, 
         )
 
 
-def resumed_lines(checkpoint: Mapping[str, Any], schedule: Schedule, plan: Plan, *, parent: Path | None) -> list[str]:
-    """Say where the run goes on, and at which learning rate: `scheduler.total_steps` may lie behind already.
+def resumed_lines(
+    checkpoint: Mapping[str, Any], schedule: Schedule, plan: Plan, *, config: Config, parent: Path | None
+) -> list[str]:
+    """Say where the run goes on, at which learning rate, and what is not as a person might think.
 
     Args:
         checkpoint: to go on from.
         schedule: of the run; it takes the checkpoint's state.
         plan: of the run.
+        config: of the run.
         parent: folder of the run that this one is a branch of.
     """
     step = checkpoint["global_step"]
     line = f"resumed  at step {step:,} of {plan.max_steps:,}"
     if parent is not None:
         line += f" as a branch of {shown(parent)}"
+    notes = [memory_note(checkpoint)]
     if step < plan.max_steps:
         schedule.load_state_dict(checkpoint["schedule"])
         line += f"; the next learning rate is {schedule.lr(step + 1):.4g}"
-    note = memory_note(checkpoint)
-    return [line] if note is None else [line, f"note     {note}"]
+        notes.append(_note_of_cosine(config.scheduler, plan))
+    elif parent is not None:
+        notes.append("no step is left to train: a larger trainer.max_steps gives the branch some")
+    return [line, *(f"note     {note}" for note in notes if note is not None)]
+
+
+def _note_of_cosine(scheduler: SchedulerConfig, plan: Plan) -> str | None:
+    """Say that the cosine ends before the run does, as that of a run that is made longer."""
+    if not isinstance(scheduler, CosineConfig) or scheduler.total_steps >= plan.max_steps:
+        return None
+    return (
+        f"the learning rate is scheduler.min_lr, {scheduler.min_lr:.4g}, from step {scheduler.total_steps:,} on, "
+        f"where the cosine ends: scheduler.total_steps={plan.max_steps} lets it end with the run"
+    )
+
+
+def finished_line(checkpoint: Mapping[str, Any], plan: Plan, *, folder: Path) -> str:
+    """Say that nothing is left to do, and how the run is made longer."""
+    return (
+        f"{shown(folder)} is finished: it is at step {checkpoint['global_step']}, and trainer.max_steps is "
+        f"{plan.max_steps}; a larger one goes on, with scheduler.total_steps where a cosine shall end there too"
+    )
 
 
 def best_score(checkpoint: Mapping[str, Any]) -> float | None:

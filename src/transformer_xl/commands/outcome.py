@@ -98,7 +98,7 @@ class Outcome:
             return reason
         advice = f": the run was stopped at step {self.trainer.global_step}"
         if (self.folder / "checkpoints" / "last.ckpt").is_file():
-            advice += f"; go on with: python train.py resume={shlex.quote(str(self.folder))}"
+            advice += f"; go on from its last checkpoint with: python train.py resume={shlex.quote(str(self.folder))}"
         return LostProcess(f"{reason}{advice}")
 
 

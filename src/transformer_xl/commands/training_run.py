@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
@@ -33,6 +34,7 @@ from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
+from transformer_xl.training.checkpoint_file import LAST
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.signals import StopSignals
@@ -90,10 +92,7 @@ class TrainingRun:
         self.config = build.with_total_steps(self.config, plan)
         checkpoint = self.beginning.checkpoint
         if checkpoint is not None and self._is_finished(checkpoint, plan):
-            self.say(
-                f"{shown(self.folder)} is finished: step {checkpoint['global_step']} of {plan.max_steps}; a larger "
-                "trainer.max_steps goes on"
-            )
+            self.say(going_on.finished_line(checkpoint, plan, folder=self.folder))
             return going_on.best_score(checkpoint)
         del checkpoint
         return self._train_and_report(self._make_parts(data, plan))
@@ -144,7 +143,9 @@ class TrainingRun:
                 self.say(line)
             if self.beginning.checkpoint is not None:
                 parent = self.beginning.parent
-                for line in going_on.resumed_lines(self.beginning.checkpoint, module.schedule, plan, parent=parent):
+                for line in going_on.resumed_lines(
+                    self.beginning.checkpoint, module.schedule, plan, config=self.config, parent=parent
+                ):
                     self.say(line)
                 self.beginning = replace(self.beginning, checkpoint=None)  # Lightning reads it again: one is enough
             self.companions.start(self.command, self.folder, trainer)
@@ -153,8 +154,7 @@ class TrainingRun:
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
                 self.say(f"start    {start} on the validation split")
             if plan.max_steps > 0:
-                path = self.beginning.checkpoint_path
-                trainer.fit(module, datamodule=datamodule, ckpt_path=path, weights_only=True)
+                trainer.fit(module, datamodule=datamodule, ckpt_path=self._checkpoint_path, weights_only=True)
             self.summary.objective = _objective(callbacks)
             FinalReport(
                 config=self.config,
@@ -196,6 +196,11 @@ class TrainingRun:
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
+
+    @property
+    def _checkpoint_path(self) -> Path | None:
+        """Give what training goes on from; a branch has a copy of its own by now."""
+        return self.folder / "checkpoints" / LAST if self.beginning.parent else self.beginning.checkpoint_path
 
     def _open_folder(self, data: Dataset, trainer: Trainer, recorder: Recorder) -> str:
         """Write what the run is made of, open its logger, and say where to watch it."""

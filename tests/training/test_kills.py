@@ -59,7 +59,11 @@ def drawn_stops(toy_runs: ToyRuns, whole: Path, *, seed: int, count: int, proces
     return [Stop(draw.randrange(1, last), rank=draw.randrange(processes)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("overrides", [IN_PARTS, WITH_EVERYTHING], ids=["in_parts", "with_everything"])
+@pytest.mark.parametrize(
+    "overrides",
+    [IN_PARTS, pytest.param(WITH_EVERYTHING, marks=pytest.mark.slow)],
+    ids=["in_parts", "with_everything"],
+)
 def test_three_kills_in_a_row(toy_runs: ToyRuns, overrides: list[str]) -> None:
     whole = toy_runs.whole(*overrides)
     stops = drawn_stops(toy_runs, whole, seed=3, count=3)
@@ -138,6 +142,7 @@ def test_stopped_at_drawn_moments(toy_runs: ToyRuns, how: str, seed: int) -> Non
     assert_same_run(toy_runs.stopped(*IN_PARTS, stops=[Stop(kill.number, how=how)]), whole)
 
 
+@pytest.mark.slow
 def test_two_processes_are_killed_and_go_on(toy_runs: ToyRuns) -> None:
     whole = toy_runs.whole(*IN_PARTS, processes=2)
     stops = [Stop(50, "backward", rank=1)]

@@ -207,7 +207,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_also_across_a_resume(
     assert outcome.checkpoint()["global_step"] == 5
 
 
-@pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_with_skipped_steps_stopped_and_resumed_is_the_run_never_stopped(
     tiny_run: Run, poison: Poison, stop: int
 ) -> None:
@@ -316,6 +316,7 @@ def two_processes(text_file: Path, tmp_path: Path, *overrides: str) -> Outcome:
     return Outcome(folder, done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_two_processes_leave_out_the_step_in_which_one_of_them_meets_no_number(text_file: Path, tmp_path: Path) -> None:
     outcome = two_processes(text_file, tmp_path, SKIP)
     assert outcome.status == 0, outcome.stderr

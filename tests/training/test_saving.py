@@ -69,7 +69,12 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"), [(1, {}), (2, {"step-4.ckpt": 4}), (3, {"step-3.ckpt": 3, "step-4.ckpt": 4})]
+    ("keep", "kept"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.slow),
+        pytest.param(2, {"step-4.ckpt": 4}, marks=pytest.mark.slow),
+        (3, {"step-3.ckpt": 3, "step-4.ckpt": 4}),
+    ],
 )
 def test_so_many_checkpoints_are_kept_over_a_stop(tiny_run: Run, keep: int, kept: dict[str, int]) -> None:
     first = tiny_run(*EACH_STEP, f"callbacks.checkpoint.keep={keep}", "trainer.max_steps=3")
@@ -155,7 +160,12 @@ def test_any_reader_of_such_archives_reads_a_checkpoint(checkpoint_path: Path) -
 
 @pytest.mark.parametrize(
     ("damaged", "source"),
-    [([], "last"), (["last"], "step-3"), (["last", "step-3"], "step-2"), (["last", "step-3", "step-2"], "step-1")],
+    [
+        pytest.param([], "last", marks=pytest.mark.slow),
+        (["last"], "step-3"),
+        pytest.param(["last", "step-3"], "step-2", marks=pytest.mark.slow),
+        pytest.param(["last", "step-3", "step-2"], "step-1", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_resume_goes_on_from_the_newest_whole_checkpoint_to_the_same_end(
@@ -660,7 +670,14 @@ def test_a_packed_memory_holds_nothing_but_its_lanes(memory: Memory) -> None:
             assert value.untyped_storage().nbytes() == value.nbytes
 
 
-@pytest.mark.parametrize("kind", ["txl_base", "lstm", "transformer_rope"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "txl_base",
+        pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("transformer_rope", marks=pytest.mark.slow),
+    ],
+)
 def test_memory_is_saved_as_asked_for(
     tiny_run: Run, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -35,3 +35,24 @@ def test_jobs_on_two_processes_each(text_file: Path, tmp_path: Path) -> None:
         folder = tmp_path / "sweep" / job
         assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
         assert len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+def test_a_sweep_that_goes_on_needs_its_folder(text_file: Path, tmp_path: Path) -> None:
+    refused = run_training(["-m", *tiny_overrides(text_file, tmp_path), "seed=1,2", "resume=auto"], tmp_path)
+    assert refused.status == 2
+    assert "hydra.sweep.dir=FOLDER" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_with_the_jobs_that_have_not_finished(text_file: Path, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    command = ["-m", *tiny_overrides(text_file, tmp_path), f"hydra.sweep.dir={sweep}", "seed=1,2", "resume=auto"]
+    assert run_training(command, tmp_path).status == 0
+    objectives = [json.loads((sweep / job / "summary.json").read_text())["objective"] for job in "01"]
+    (sweep / "1" / "summary.json").unlink()
+    (sweep / "1" / "checkpoints" / "last.ckpt").unlink()
+    again = run_training(command, tmp_path)
+    assert again.status == 0, again.stderr
+    assert "0 is finished" in again.stdout
+    assert "going on from step-3.ckpt" in again.stdout
+    assert [json.loads((sweep / job / "summary.json").read_text())["objective"] for job in "01"] == objectives

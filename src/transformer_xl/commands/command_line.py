@@ -201,6 +201,8 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
         if parsed.multirun:
             raise UserError("resume=RUN_FOLDER goes on with one run, and cannot be given with --multirun")
         overrides, withheld = _withhold(overrides)
+    if parsed.multirun:
+        _require_sweep_folder(overrides)
     config_dir = Path(parsed.config_path).absolute() if parsed.config_path else config_dir
     overrides = overrides + sweep.overrides_of_experiments(
         overrides, config_dir, is_job=literals.is_quoted(command[1:])
@@ -242,6 +244,12 @@ def _names_a_folder(override: str) -> bool:
         folders.AUTO,
         None,
     )
+
+
+def _require_sweep_folder(overrides: list[str]) -> None:
+    keys = {literals.key_of(line) for line in overrides}
+    if "resume" in keys and "hydra.sweep.dir" not in keys:
+        raise UserError(f"resume={folders.AUTO} finds the jobs of a sweep by its folder: add hydra.sweep.dir=FOLDER")
 
 
 def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:

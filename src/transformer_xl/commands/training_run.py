@@ -170,6 +170,8 @@ class TrainingRun:
                 monitor=monitor,
                 others_are_done=self.companions.dismiss,
             ).make(is_main=self.is_main)
+            if self.summary.objective is None and names.VALIDATION in module.scores:
+                self.summary.objective = module.scores[names.VALIDATION].loss  # of a branch with no step left
         return self.summary.objective
 
     def _open_data(self) -> Dataset:

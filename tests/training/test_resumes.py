@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,43 @@ def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(
     (log,) = branch.glob("wandb/offline-run-*/run-*.wandb")
     parent_id = str(identity(tmp_path / "outputs" / "a")["run_id"])
     assert parent_id.encode() in log.read_bytes()
+
+
+def test_a_branch_that_was_killed_while_it_was_copied_is_begun_again(
+    in_outputs: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert in_outputs("name=a", "scheduler.total_steps=10") == 0
+    copyfile, copied = shutil.copyfile, []
+
+    def copy_some(source: Path, target: Path) -> None:
+        if copied:
+            raise RuntimeError("killed")
+        copyfile(source, target)
+        copied.append(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", copy_some)
+        assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 1
+    assert copied[0].is_file()
+    assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 0
+    branch = tmp_path / "outputs" / "b"
+    assert list(read_values(branch, "train/loss")) == list(range(1, 11))
+    assert not list(branch.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("way", ["name=a", "hydra.run.dir=outputs/a"])
+def test_checkpoints_without_a_configuration_are_not_written_over(
+    in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    folder = tmp_path / "outputs" / "a"
+    assert in_outputs("name=a") == 0
+    (folder / "config.yaml").unlink()
+    before = contents(folder)
+    for more in ([], ["resume=auto"]):
+        capsys.readouterr()
+        assert in_outputs(way, *more, LONGER) == 2
+        assert "outputs/a holds checkpoints and no config.yaml" in capsys.readouterr().err
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("steps", [6, 8])

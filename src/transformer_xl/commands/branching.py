@@ -15,18 +15,14 @@ def copy_run(parent: Path, folder: Path, *, checkpoint: Path) -> None:
         folder: of the branch.
         checkpoint: of the parent, which the branch goes on from; it becomes the branch's `last.ckpt`.
     """
-    checkpoints = folder / "checkpoints"
-    checkpoints.mkdir(exist_ok=True)
+    unfinished = folder / "checkpoints.tmp"  # killed while it is copied, the branch can be begun again
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     best = checkpoint.with_name("best.ckpt")
     if best.is_file():
-        _copy(best, checkpoints / "best.ckpt")
+        shutil.copyfile(best, unfinished / "best.ckpt")
+    shutil.copyfile(checkpoint, unfinished / "last.ckpt")
     metrics = parent / "metrics.jsonl"
     if metrics.is_file():
-        _copy(metrics, folder / "metrics.jsonl")
-    _copy(checkpoint, checkpoints / "last.ckpt")
-
-
-def _copy(source: Path, target: Path) -> None:
-    temporary = target.with_name(f"{target.name}.tmp")
-    shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
+        shutil.copyfile(metrics, folder / "metrics.jsonl")
+    os.replace(unfinished, folder / "checkpoints")

@@ -42,7 +42,8 @@ def run_folder(root: str, name: str | None, model: str, data: str, resume: str |
     With `resume=auto` the folder may hold a run. Of several processes that something else started, the first makes it.
 
     Raises:
-        UserError: the name is empty, or its folder holds a run already, or each process would claim another folder.
+        UserError: the name is empty, or its folder holds a run already, or a part of one, or each process would claim
+            another folder.
         OSError: the folder cannot be made.
     """
     if name is None:
@@ -53,8 +54,8 @@ def run_folder(root: str, name: str | None, model: str, data: str, resume: str |
     folder = Path(root, slug(str(name)))
     if ranks.rank() > 0:
         return str(folder)
-    holds_run = (folder / "config.yaml").exists() or (folder / "checkpoints").exists()
-    if holds_run and resume != AUTO:
+    refuse_part_of_a_run(folder)
+    if (folder / "config.yaml").exists() and resume != AUTO:
         raise UserError(
             f"name={name} stands for the folder {folder}, which holds a run already; "
             f"go on with that run by resume={folder}, or choose another name"
@@ -62,6 +63,19 @@ def run_folder(root: str, name: str | None, model: str, data: str, resume: str |
     if not folder.exists():
         _make(folder)
     return str(folder)
+
+
+def refuse_part_of_a_run(folder: Path) -> None:
+    """Refuse a folder whose checkpoints a new run would write over, and which is none to go on with.
+
+    Raises:
+        UserError: it holds checkpoints and no configuration.
+    """
+    if (folder / "checkpoints").exists() and not (folder / "config.yaml").exists():
+        raise UserError(
+            f"the folder {folder} holds checkpoints and no config.yaml, so that nothing can go on in it: put its "
+            "config.yaml back, or move the folder away"
+        )
 
 
 def _require_name(resume: str | None) -> None:

@@ -19,6 +19,7 @@ from transformer_xl.commands.branching import copy_run
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
+from transformer_xl.commands.folders import refuse_part_of_a_run
 from transformer_xl.commands.outcome import Outcome
 from transformer_xl.commands.screen import opening_lines, shown
 from transformer_xl.commands.summary import Summary, step_at_end, was_finished
@@ -54,7 +55,12 @@ class TrainingRun:
         self.config: Config = devices.with_device_settings(self.beginning.config)
         self.console = Console(quiet=not self.is_main, highlight=False)
         self.summary = Summary(command=context.command, parent=self.beginning.identity.parent)
-        if self.is_main and not self.beginning.is_old and (self.folder / "config.yaml").exists():
+        if self.is_main and not self.beginning.is_old:
+            self._refuse_to_write_over()
+
+    def _refuse_to_write_over(self) -> None:
+        refuse_part_of_a_run(self.folder)
+        if (self.folder / "config.yaml").exists():
             raise UserError(
                 f"the folder {self.folder} holds a run already: go on with it by resume={self.folder}, or name another"
             )

@@ -64,5 +64,5 @@ def refusal(key: str, *, is_branch: bool) -> str | None:
     if change is Change.RESUME or (change is Change.BRANCH and is_branch):
         return None
     if change is Change.BRANCH:
-        return "which only a branch of the run may change: add name=NEW_NAME"
+        return "which only a branch of the run may change: resume=RUN_FOLDER name=NEW_NAME"
     return "which no resume may change: start a new run, from the weights of this one by init_from=RUN_FOLDER"

@@ -68,12 +68,14 @@ def continued_config(folder: Path, composed: Config, *, given: Collection[str]) 
     Args:
         folder: of the run.
         composed: what the command composes.
-        given: the dotted keys that it names itself; another difference that a resume could make is none.
+        given: the dotted keys and groups that it names itself; another difference that a resume could make is none.
 
     Raises:
         UserError: the command is that of another run.
     """
     saved = dataclasses.asdict(expanded(parse(Config, read_config(folder))))
+    if "logger" in given and composed.logger.kind != saved["logger"]["kind"]:
+        saved["logger"] = dataclasses.asdict(composed.logger)  # another one has other settings
     asked = _flat(dataclasses.asdict(replace(composed, resume=None)))
     problems = []
     for key, was in _flat(saved).items():

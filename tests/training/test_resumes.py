@@ -360,6 +360,31 @@ def test_auto_takes_what_a_resume_may_change_and_refuses_another_run(
         assert error.count("\n") == 1
 
 
+def test_auto_turns_the_logger_on_and_off_where_the_command_names_it(
+    in_outputs: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    command = ["name=a", "resume=auto", "scheduler.total_steps=9"]
+    wandb = tmp_path / "outputs" / "a" / "wandb"
+    assert in_outputs(*command, "trainer.max_steps=3") == 0
+    assert in_outputs(*command, "trainer.max_steps=4", "logger=wandb", "logger.project=p") == 0
+    (first,) = wandb.glob("offline-run-*")
+    config = yaml.safe_load((tmp_path / "outputs" / "a" / "config.yaml").read_text())
+    assert (config["logger"]["kind"], config["logger"]["project"]) == ("wandb", "p")
+    assert in_outputs(*command, "trainer.max_steps=5") == 0
+    assert list(wandb.glob("offline-run-*")) == [first]
+
+
+def test_auto_says_of_a_finished_run_without_checkpoints_only_that_it_is_finished(
+    in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["name=a", "resume=auto", "trainer.enable_checkpointing=false"]
+    assert in_outputs(*command) == 0
+    capsys.readouterr()
+    assert in_outputs(*command) == 0
+    assert capsys.readouterr().out == "outputs/a is finished\n"
+
+
 def test_auto_needs_a_name(in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_outputs("resume=auto") == 2
     assert "add name=NAME" in capsys.readouterr().err

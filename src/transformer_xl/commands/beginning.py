@@ -87,7 +87,7 @@ def _continued(composed: DictConfig, context: RunContext) -> Beginning:
     found = newest_checkpoint(folder)
     if found is None:
         beginning = _over(_new(composed, context), folder)
-        return replace(beginning, is_done=was_finished(folder))
+        return replace(beginning, is_done=True, notes=()) if was_finished(folder) else beginning
     path, checkpoint, note = found
     if composed.get("init_from") is not None and "model" not in context.given:
         named = {key.removeprefix("model.") for key in context.given if key.startswith("model.")}

@@ -35,3 +35,20 @@ def test_jobs_on_two_processes_each(text_file: Path, tmp_path: Path) -> None:
         folder = tmp_path / "sweep" / job
         assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
         assert len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_stopped_goes_on_in_its_folder(text_file: Path, tmp_path: Path) -> None:
+    command = [
+        "-m",
+        *tiny_overrides(text_file, tmp_path),
+        f"hydra.sweep.dir={tmp_path / 's'}",
+        "resume=auto",
+        "seed=1,2",
+    ]
+    assert run_training(command, tmp_path).status == 0
+    (tmp_path / "s" / "1" / "summary.json").unlink()  # as a kill leaves it
+    outcome = run_training(command, tmp_path)
+    assert outcome.status == 0
+    assert "s/0 is finished" in outcome.stdout
+    assert "resumed  at step 6 of 6" in outcome.stdout

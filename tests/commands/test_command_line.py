@@ -123,11 +123,14 @@ def test_slug(name: str, slug: str) -> None:
     assert folders.slug(name) == slug
 
 
-@pytest.mark.parametrize("held", ["config.yaml", "checkpoints"])
-def test_a_name_whose_folder_holds_a_run_is_refused(tmp_path: Path, held: str) -> None:
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [("config.yaml", "name=mine .*resume={folder}"), ("checkpoints", "{folder} holds checkpoints and no config.yaml")],
+)
+def test_a_name_whose_folder_holds_a_run_is_refused(tmp_path: Path, held: str, words: str) -> None:
     folders.register_resolvers()
     (tmp_path / "mine" / held).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"name=mine .*resume={tmp_path / 'mine'}"):
+    with pytest.raises(UserError, match=words.format(folder=tmp_path / "mine")):
         folders.run_folder(str(tmp_path), "mine", "m", "d")
 
 

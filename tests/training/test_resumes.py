@@ -391,6 +391,14 @@ def test_auto_needs_a_name(in_outputs: Callable[..., int], tmp_path: Path, capsy
     assert not (tmp_path / "outputs").exists()
 
 
+def test_auto_in_a_sweep_needs_the_folder_of_the_sweep(
+    in_outputs: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_outputs("-m", "resume=auto", "seed=1,2") == 2
+    assert "add hydra.sweep.dir=FOLDER" in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_auto_goes_on_with_a_run_that_began_from_a_model(
     in_outputs: Callable[..., int], text_file: Path, tmp_path: Path
 ) -> None:

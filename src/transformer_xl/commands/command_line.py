@@ -201,12 +201,12 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
         if parsed.multirun:
             raise UserError("resume=RUN_FOLDER goes on with one run, and cannot be given with --multirun")
         overrides, withheld = _withhold(overrides)
-    if parsed.multirun:
-        _require_sweep_folder(overrides)
     config_dir = Path(parsed.config_path).absolute() if parsed.config_path else config_dir
-    overrides = overrides + sweep.overrides_of_experiments(
-        overrides, config_dir, is_job=literals.is_quoted(command[1:])
-    )
+    is_job = literals.is_quoted(command[1:])
+    overrides = overrides + sweep.overrides_of_experiments(overrides, config_dir, is_job=is_job)
+    multirun = parsed.multirun or any(literals.key_of(line) == "hydra.mode" for line in overrides)
+    if multirun and not is_job:
+        _refuse_new_folders_with_auto(overrides)
     return _Call(
         config_name=parsed.config_name or config_name,
         config_dir=config_dir,
@@ -214,8 +214,18 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
         flags=_flags(parsed),
         overrides=overrides,
         withheld=withheld,
-        multirun=parsed.multirun or any(literals.key_of(line) == "hydra.mode" for line in overrides),
+        multirun=multirun,
     )
+
+
+def _refuse_new_folders_with_auto(overrides: list[str]) -> None:
+    keys = {literals.key_of(line): line for line in overrides}
+    line = keys.get("resume")
+    if line is not None and _resume_of(line) == folders.AUTO and "hydra.sweep.dir" not in keys:
+        raise UserError(
+            f"resume={folders.AUTO} finds the jobs of a sweep by their folder, and each sweep has a new one: add "
+            "hydra.sweep.dir=FOLDER"
+        )
 
 
 def _refuse_flags(message: str) -> Never:
@@ -240,16 +250,11 @@ def _flags_of_jobs(flags: list[str]) -> list[str]:
 
 
 def _names_a_folder(override: str) -> bool:
-    return literals.key_of(override) == "resume" and literals.plain_overrides([override])["resume"] not in (
-        folders.AUTO,
-        None,
-    )
+    return literals.key_of(override) == "resume" and _resume_of(override) not in (folders.AUTO, None)
 
 
-def _require_sweep_folder(overrides: list[str]) -> None:
-    keys = {literals.key_of(line) for line in overrides}
-    if "resume" in keys and "hydra.sweep.dir" not in keys:
-        raise UserError(f"resume={folders.AUTO} finds the jobs of a sweep by its folder: add hydra.sweep.dir=FOLDER")
+def _resume_of(override: str) -> object:
+    return literals.plain_overrides([override])["resume"]
 
 
 def _withhold(overrides: list[str]) -> tuple[list[str], dict[str, object]]:

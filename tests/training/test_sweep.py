@@ -37,12 +37,6 @@ def test_jobs_on_two_processes_each(text_file: Path, tmp_path: Path) -> None:
         assert len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
-def test_a_sweep_that_goes_on_needs_its_folder(text_file: Path, tmp_path: Path) -> None:
-    refused = run_training(["-m", *tiny_overrides(text_file, tmp_path), "seed=1,2", "resume=auto"], tmp_path)
-    assert refused.status == 2
-    assert "hydra.sweep.dir=FOLDER" in refused.stderr
-
-
 @pytest.mark.slow
 def test_a_sweep_goes_on_with_the_jobs_that_have_not_finished(text_file: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"

@@ -13,7 +13,7 @@ import yaml
 
 from transformer_xl.config import Config
 from transformer_xl.data_config import TOKENIZERS, CorpusConfig, StoredConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, naming_file
 from transformer_xl.parsing import nearest, parse
 from transformer_xl.resume_rules import refusal
 
@@ -137,7 +137,8 @@ def write_config(config: Config, folder: Path) -> None:
     """Write the resolved configuration to the run folder."""
     temporary = folder / "config.yaml.tmp"
     text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-    temporary.write_text(text, encoding="utf-8")
+    with naming_file(temporary):
+        temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, folder / "config.yaml")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -389,6 +391,25 @@ def test_auto_needs_a_name(in_outputs: Callable[..., int], tmp_path: Path, capsy
     assert in_outputs("resume=auto") == 2
     assert "add name=NAME" in capsys.readouterr().err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("name", ["vocabulary.json", "run.json", "config.yaml", "summary.json"])
+def test_a_full_disk_is_told_with_the_file_that_met_it(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_text = Path.write_text
+
+    def fill(path: Path, *args: Any, **named: Any) -> int:
+        if name in path.name and path.parent.name == "run":
+            raise OSError(errno.ENOSPC, "No space left on device")  # as a write to an open file says it
+        return write_text(path, *args, **named)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    run = tiny_run("trainer.max_steps=2")
+    assert run.status == 2
+    assert f"{run.folder / name}" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert tiny_run(f"hydra.run.dir={run.folder}", "resume=auto", "trainer.max_steps=2").status == 0
 
 
 def test_auto_in_a_sweep_needs_the_folder_of_the_sweep(

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.errors import naming_file
+
 _NAME = "run.json"
 
 
@@ -35,7 +37,8 @@ class RunIdentity:
     def write(self, folder: Path) -> None:
         """Write `run.json` to the run folder, whole or not at all."""
         temporary = folder / f"{_NAME}.tmp"
-        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        with naming_file(temporary):
+            temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, folder / _NAME)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.errors import naming_file
 from transformer_xl.scores import Score, Unit
 
 _PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb", "torchmetrics")
@@ -58,7 +59,8 @@ class Summary:
         versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
         content = {**dataclasses.asdict(self), "versions": versions}
         temporary = folder / "summary.json.tmp"
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        with naming_file(temporary):
+            temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(temporary, folder / "summary.json")
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, naming_file
 
 FORMAT = 1
 """Of a vocabulary's JSON."""
@@ -84,7 +84,8 @@ class Vocabulary(ABC):
         target = Path(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
-            temporary.write_text(json.dumps(self.to_json(), ensure_ascii=False) + "\n", encoding="utf-8")
+            with naming_file(target):
+                temporary.write_text(json.dumps(self.to_json(), ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

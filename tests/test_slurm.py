@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from tests.conftest import REPOSITORY, read_values, tiny_overrides
 from tests.training.processes import SECONDS, wait_until
 
 SRUN = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 
+ends_others = "--kill-on-bad-exit=1" in sys.argv
 arguments = [argument for argument in sys.argv[1:]]
 while arguments[0].startswith("--"):
     arguments.pop(0)
@@ -35,7 +37,13 @@ def pass_on(number, frame):
 
 signal.signal(signal.SIGUSR1, pass_on)
 open("srun.pid", "w").write(str(os.getpid()))
+while any(process.poll() is None for process in processes):
+    if ends_others and any(process.poll() for process in processes):
+        for process in processes:
+            process.kill()
+    time.sleep(0.02)
 statuses = [process.wait() for process in processes]
+print("statuses", statuses, file=sys.stderr)
 sys.exit(max(status if status >= 0 else 128 - status for status in statuses))
 """
 
@@ -165,3 +173,18 @@ def test_a_task_of_an_array_is_requeued_alone(queue: Queue, text_file: Path) -> 
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
     assert queue.requeued == ["requeue 12300_7"]
+
+
+@pytest.mark.slow
+def test_a_first_process_that_is_refused_ends_the_others(queue: Queue, text_file: Path) -> None:
+    """Another job trains in the run's folder: the second process would wait for the first one for ever."""
+    folder = queue.folder / "outputs" / "held"
+    folder.mkdir(parents=True)
+    handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    process = queue.start(*tiny_overrides(text_file, queue.folder), "name=held")
+    _, stderr = process.communicate(timeout=SECONDS)
+    os.close(handle)
+    assert process.returncode not in (0, 75)
+    assert "is in use by" in stderr
+    assert not queue.requeued

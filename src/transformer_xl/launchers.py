@@ -34,6 +34,11 @@ def cluster_environment() -> ClusterEnvironment | None:
     return SLURMEnvironment(auto_requeue=False)  # which would save within a signal handler, in the middle of a step
 
 
+def is_started_by_srun() -> bool:
+    """Say whether srun has started this process and the others of its run."""
+    return isinstance(cluster_environment(), SLURMEnvironment)
+
+
 def check_number_of_processes(trainer: Trainer, environment: ClusterEnvironment | None) -> None:
     """Refuse a run whose settings ask for another number of processes than were started.
 

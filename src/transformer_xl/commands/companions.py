@@ -30,6 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_NOTICE = 15.0
 _SECONDS_TO_END = 5.0
 _SECONDS_TO_SPEAK = 1.0
+_SECONDS_FOR_OTHERS_TO_LEAVE = 10.0
 
 
 class Companions:
@@ -184,22 +185,29 @@ def is_broken_connection(error: BaseException) -> bool:
 
 
 def leave_quietly(error: BaseException) -> None:
-    """In a process that is not the main one: end without a word where the main one tells the user.
+    """End without a word where the main process tells the user.
 
-    The main process is given time to do so, and to end this one, before it says itself what nobody else may know.
+    That one is given time to do so, and to end this one, before it says itself what nobody else may know.
 
     Raises:
         SystemExit: with the status that belongs to the error; other errors than a stop or a mistake are left alone.
     """
     if ranks.is_main():
+        if isinstance(error, Stopped) and launchers.is_started_by_srun():
+            time.sleep(_SECONDS_FOR_OTHERS_TO_LEAVE)  # srun ends those that are there when this one gives its status
         return
     try:
         if isinstance(error, LostProcess | UserError):
             time.sleep(_SECONDS_TO_END)
     except Stopped as stopped:
-        raise SystemExit(stopped.exit_code) from error
+        raise SystemExit(_status_of(stopped)) from error
     if isinstance(error, LostProcess):
         print(str(error), file=sys.stderr)
         raise SystemExit(LOST_ANOTHER) from error
     if isinstance(error, Stopped):
-        raise SystemExit(error.exit_code) from error
+        raise SystemExit(_status_of(error)) from error
+
+
+def _status_of(stopped: Stopped) -> int:
+    # srun ends all processes when one gives another status than 0, and the main one may still be writing
+    return 0 if launchers.is_started_by_srun() else stopped.exit_code

@@ -129,9 +129,9 @@ def test_a_job_whose_time_is_up_is_requeued_and_goes_on_until_it_is_finished(que
     command = [
         *tiny_overrides(text_file, queue.folder),
         "name=long",
-        "trainer.max_steps=300",
+        "trainer.max_steps=1500",
         "trainer.log_every_n_steps=1",
-        "trainer.val_check_interval=100",
+        "trainer.val_check_interval=500",
     ]
     folder = queue.folder / "outputs" / "long"
     process = queue.start(*command)
@@ -146,7 +146,7 @@ def test_a_job_whose_time_is_up_is_requeued_and_goes_on_until_it_is_finished(que
     process = queue.start(*command)
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
-    assert list(read_values(folder, "train/loss")) == list(range(1, 301))
+    assert list(read_values(folder, "train/loss")) == list(range(1, 1501))
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
     process = queue.start(*command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -91,9 +92,11 @@ def wait_until(condition: Callable[[], bool], *, unless_ended: subprocess.Popen[
 
 
 def children_of(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def is_alive(pid: int) -> bool:

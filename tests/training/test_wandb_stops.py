@@ -36,7 +36,9 @@ def live(toy_runs: ToyRuns, name: str, *overrides: str, **environment: str) -> t
     monitors = []
     for stop in STOPS:
         life = toy_runs.go_on(folder, *SETTINGS, *overrides, stop=stop, environment=environment)
-        monitors.append(next(line for line in life.printed.splitlines() if line.startswith("monitor")))
+        lines = [line for line in life.printed.splitlines() if line.startswith("monitor")]
+        assert len(lines) == 1, life
+        monitors += lines
     assert life.status == 0, life.printed
     assert list(read_values(folder, "train/loss")) == list(range(1, 25))
     return folder, monitors

@@ -152,7 +152,8 @@ def tiny_overrides(text_file: Path, cache: Path) -> list[str]:
 
 def start_training(arguments: list[str], cwd: Path, **environment: str | None) -> subprocess.Popen[str]:
     """Start `train.py` as a user does; a variable that is None is not set."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    # a test of this process may have started W&B's own process, which a program that is started anew has none of
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SERVICE": None, **environment}
     return subprocess.Popen(
         [sys.executable, str(REPOSITORY / "train.py"), *arguments],
         cwd=cwd,

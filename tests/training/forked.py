@@ -62,6 +62,7 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]),
         }
+        environment.pop("WANDB_SERVICE", None)  # that of this process would hold the runs of all others
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.training.forked"],
             cwd=REPOSITORY,

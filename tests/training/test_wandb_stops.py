@@ -31,30 +31,17 @@ STOPS = [Stop(15, "training_step"), Stop(15, "training_step", "SIGTERM"), NEVER]
 
 
 def live(toy_runs: ToyRuns, name: str, *overrides: str, **environment: str) -> tuple[Path, list[str]]:
-    """Run in three lives; give the folder and the line about W&B that each printed.
-
-    Where W&B's own process did not start, which is seen now and then on a busy machine, all is tried again.
-    """
-    for attempt in range(2):
-        monitors = _lives(toy_runs, toy_runs.folder / f"{name}-{attempt}", *overrides, **environment)
-        if len(monitors) == len(STOPS):
-            break
-    folder = toy_runs.folder / f"{name}-{attempt}"
-    assert len(monitors) == len(STOPS), (toy_runs.folder / "log.txt").read_text()
-    assert list(read_values(folder, "train/loss")) == list(range(1, 25))
-    return folder, monitors
-
-
-def _lives(toy_runs: ToyRuns, folder: Path, *overrides: str, **environment: str) -> list[str]:
-    monitors: list[str] = []
+    """Run in three lives; give the folder and the line about W&B that each printed."""
+    folder = toy_runs.folder / name
+    monitors = []
     for stop in STOPS:
         life = toy_runs.go_on(folder, *SETTINGS, *overrides, stop=stop, environment=environment)
         lines = [line for line in life.printed.splitlines() if line.startswith("monitor")]
-        if not lines:
-            print(life)
-            break
+        assert len(lines) == 1, life
         monitors += lines
-    return monitors
+    assert life.status == 0, life.printed
+    assert list(read_values(folder, "train/loss")) == list(range(1, 25))
+    return folder, monitors
 
 
 def parts(folder: Path) -> list[list[dict[str, Any]]]:

@@ -65,11 +65,7 @@ def open_wandb(
                 problem = str(error).splitlines()[0]
                 wandb.teardown()
         mode, reason = "offline", problem
-    try:
-        logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
-    except wandb.errors.Error:  # its own process may not start in time on a busy machine
-        wandb.teardown()
-        logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
+    logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
     if mode == "disabled":
         return Monitor(logger, "W&B: disabled")
     return Monitor(logger, f"W&B: offline ({reason}); {UPLOAD_WITH}{_upload_command(folder)}")

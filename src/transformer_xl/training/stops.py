@@ -9,9 +9,7 @@ from time import monotonic
 import torch
 from lightning.pytorch import Trainer
 
-from transformer_xl.training.signals import EXIT_CODES, StopSignals
-
-__all__ = ["EXIT_CODES", "Stops", "in_words"]
+from transformer_xl.training.signals import StopSignals
 
 _OUT_OF_TIME = 1  # a reason beside the signals' numbers, smaller than theirs
 

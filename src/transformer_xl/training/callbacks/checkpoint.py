@@ -15,7 +15,8 @@ from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.checkpoint_file import LAST, link, remove_leftovers, step_checkpoints
-from transformer_xl.training.stops import EXIT_CODES, Stops, in_words
+from transformer_xl.training.signals import EXIT_CODES
+from transformer_xl.training.stops import Stops, in_words
 
 
 class Checkpoints(Callback):

@@ -5,8 +5,8 @@ and of its optimizer: forward, backward, clipping, step, nothing else), so that 
 must come to the same losses, bit for bit, or they do not do the same work.
 
 Two figures come out. `apart`: the share of a run's step in which none of the work's calls is under way, measured within
-each step; other processes hardly move it. `ratio`: a window's time over that of its bare twin, the plain comparison,
-which a busy machine makes noisy.
+each step, by the clock on the wall and by the processor's time of the main thread, which other processes hardly move.
+`ratio`: a window's time over that of its bare twin, the plain comparison, which a busy machine makes noisy.
 
     python -m tests.benchmarks.overhead [--windows N] [--wandb] [--profile FILE] [key=value ...]
 """
@@ -37,8 +37,8 @@ from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.signals import StopSignals
 
-WINDOW = 20
-"""Steps: two writings of the log each."""
+WINDOW = 10
+"""Steps: one writing of the log each."""
 _CLIPPING = ("get_total_norm", "clip_grads_with_norm_")
 
 
@@ -60,6 +60,10 @@ class Seconds(NamedTuple):
     def plus(self, other: Seconds) -> Seconds:
         """Add."""
         return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+    def over(self, steps: int) -> Seconds:
+        """Divide."""
+        return Seconds(self.wall / steps, self.cpu / steps)
 
 
 class Work:
@@ -95,7 +99,7 @@ class Work:
 class Window(NamedTuple):
     """Seconds a step: of the run, of its part apart from the work, and of the bare loop."""
 
-    run: float
+    run: Seconds
     apart: Seconds
     bare: float
 
@@ -181,9 +185,7 @@ class Alternating(Callback):
         theirs = self.bare.run(self.batches)
         bare = time.perf_counter() - start
         assert torch.equal(torch.stack(self.losses), torch.stack(theirs)), "both sides must do the same work"
-        self.windows.append(
-            Window(seconds.wall / WINDOW, Seconds(apart.wall / WINDOW, apart.cpu / WINDOW), bare / WINDOW)
-        )
+        self.windows.append(Window(seconds.over(WINDOW), apart.over(WINDOW), bare / WINDOW))
         self._begin()
 
 
@@ -218,7 +220,7 @@ def measure(
 def main() -> None:
     """Measure, and print the shares."""
     parser = argparse.ArgumentParser(description="The training program's cost on top of a step's own work.")
-    parser.add_argument("--windows", type=int, default=10, help=f"of {WINDOW} steps (default %(default)s)")
+    parser.add_argument("--windows", type=int, default=12, help=f"of {WINDOW} steps (default %(default)s)")
     parser.add_argument("--wandb", action="store_true", help="log to W&B too, offline")
     parser.add_argument("--profile", type=Path, help="write a profile of the run's windows there, for pstats")
     parser.add_argument("settings", nargs="*", help="key=value, as for train.py")
@@ -231,16 +233,18 @@ def main() -> None:
         )
     if profile is not None:
         profile.dump_stats(arguments.profile)
-    run, bare, apart, cpu = (
-        statistics.median(values) * 1e3
-        for values in zip(*((w.run, w.bare, w.apart.wall, w.apart.cpu) for w in windows), strict=True)
-    )
-    share = statistics.median(window.apart.wall / window.run for window in windows)
-    ratio = statistics.median(window.run / window.bare for window in windows)
     print(f"{len(windows)} windows of {WINDOW} steps, {torch.get_num_threads()} threads, medians")
-    print(f"step of the run       {run:8.2f} ms")
-    print(f"step of the bare loop {bare:8.2f} ms, ratio of both {ratio:.3f}")
-    print(f"apart from the work   {apart:8.2f} ms ({cpu:.2f} ms on the processor), {share:.2%} of the run's step")
+    print(f"step of the run       {_median(windows, lambda w: w.run.wall * 1e3):8.2f} ms")
+    print(f"step of the bare loop {_median(windows, lambda w: w.bare * 1e3):8.2f} ms")
+    print(f"ratio of both         {_median(windows, lambda w: w.run.wall / w.bare):8.3f}")
+    for clock, index in (("wall", 0), ("main thread's processor", 1)):
+        apart = _median(windows, lambda w, index=index: w.apart[index] * 1e3)
+        share = _median(windows, lambda w, index=index: w.apart[index] / w.run[index])
+        print(f"apart from the work   {apart:8.2f} ms, {share:.2%} of the run's step, by the {clock}'s time")
+
+
+def _median(windows: list[Window], figure: Callable[..., float]) -> float:
+    return statistics.median(figure(window) for window in windows)
 
 
 if __name__ == "__main__":

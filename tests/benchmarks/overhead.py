@@ -4,9 +4,10 @@ A real run trains in windows of steps. After each window the same batches go thr
 and of its optimizer: forward, backward, clipping, step, nothing else), so that both sides meet the same machine. Both
 must come to the same losses, bit for bit, or they do not do the same work.
 
-Two figures come out. `apart`: the share of a run's step in which none of the work's calls is under way, measured within
-each step, by the clock on the wall and by the processor's time of the main thread, which other processes hardly move.
-`ratio`: a window's time over that of its bare twin, the plain comparison, which a busy machine makes noisy.
+Two figures come out. The overhead: on both sides the time is taken during which none of the work's calls is under way
+(the bare loop, too, sets gradients to None and lets go of its memory), and the difference is what the program costs; by
+the clock on the wall, and by the processor's time of the main thread, which other processes hardly move. And the ratio
+of a window's time to that of its bare twin: the plain comparison, which a busy machine makes noisy.
 
     python -m tests.benchmarks.overhead [--windows N] [--wandb] [--profile FILE] [key=value ...]
 """
@@ -27,6 +28,7 @@ from unittest import mock
 import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from transformer_xl import build, build_trainer, devices
 from transformer_xl.commands.composing import compose
@@ -97,17 +99,24 @@ class Work:
 
 
 class Window(NamedTuple):
-    """Seconds a step: of the run, of its part apart from the work, and of the bare loop."""
+    """Seconds a step of both sides, and of what each does apart from the work's calls."""
 
     run: Seconds
-    apart: Seconds
-    bare: float
+    run_apart: Seconds
+    bare: Seconds
+    bare_apart: Seconds
+
+    @property
+    def overhead(self) -> Seconds:
+        """What the run does more."""
+        return self.run_apart.since(self.bare_apart)
 
 
 class BareLoop:
-    """The work alone."""
+    """The work alone; its calls are timed as the run's are."""
 
     def __init__(self, module: LanguageModule, config: Config) -> None:
+        self.work = Work()
         self.model = copy.deepcopy(module.model)
         ours = build.make_module(config, _NoData(module), self.model, run_id="")
         self.optimizer = ours.configure_optimizers()
@@ -115,6 +124,8 @@ class BareLoop:
         self.clip = config.trainer.gradient_clip_val
         self.autocast = torch.autocast("cpu", torch.bfloat16, enabled=str(config.trainer.precision).startswith("bf16"))
         self.memory: Any = None
+        self.nll, self.backward = self.work.timed(self.model.nll), self.work.timed(Tensor.backward)
+        self.clip_gradients, self.step = self.work.timed(clip_grad_norm_), self.work.timed(self.optimizer.step)
 
     def run(self, batches: list[Batch]) -> list[Tensor]:
         """Train on the batches; give the sum of losses of each step."""
@@ -126,14 +137,14 @@ class BareLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(batch.step)
         with self.autocast:
-            nll, self.memory = self.model.nll(batch.tokens_BT, batch.targets_BT, self.memory, batch.resets_BT)
+            nll, self.memory = self.nll(batch.tokens_BT, batch.targets_BT, self.memory, batch.resets_BT)
             nll_sum = nll.sum()
             loss = nll_sum / batch.counted
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.backward(loss)
         if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
+            self.clip_gradients(self.model.parameters(), self.clip)
+        self.step()
         return nll_sum.detach()
 
 
@@ -177,15 +188,16 @@ class Alternating(Callback):
         self.losses.append(outputs["nll_sum"])
         if len(self.batches) < WINDOW:
             return
-        seconds = Seconds.now().since(self.start)
-        apart = seconds.since(self.work.total)
+        run = Seconds.now().since(self.start)
         if self.profile is not None:
             self.profile.disable()
-        start = time.perf_counter()
+        self.bare.work.total = Seconds(0.0, 0.0)
+        start = Seconds.now()
         theirs = self.bare.run(self.batches)
-        bare = time.perf_counter() - start
+        bare = Seconds.now().since(start)
         assert torch.equal(torch.stack(self.losses), torch.stack(theirs)), "both sides must do the same work"
-        self.windows.append(Window(seconds.over(WINDOW), apart.over(WINDOW), bare / WINDOW))
+        times = (run, run.since(self.work.total), bare, bare.since(self.bare.work.total))
+        self.windows.append(Window(*(seconds.over(WINDOW) for seconds in times)))
         self._begin()
 
 
@@ -235,12 +247,12 @@ def main() -> None:
         profile.dump_stats(arguments.profile)
     print(f"{len(windows)} windows of {WINDOW} steps, {torch.get_num_threads()} threads, medians")
     print(f"step of the run       {_median(windows, lambda w: w.run.wall * 1e3):8.2f} ms")
-    print(f"step of the bare loop {_median(windows, lambda w: w.bare * 1e3):8.2f} ms")
-    print(f"ratio of both         {_median(windows, lambda w: w.run.wall / w.bare):8.3f}")
-    for clock, index in (("wall", 0), ("main thread's processor", 1)):
-        apart = _median(windows, lambda w, index=index: w.apart[index] * 1e3)
-        share = _median(windows, lambda w, index=index: w.apart[index] / w.run[index])
-        print(f"apart from the work   {apart:8.2f} ms, {share:.2%} of the run's step, by the {clock}'s time")
+    print(f"step of the bare loop {_median(windows, lambda w: w.bare.wall * 1e3):8.2f} ms")
+    print(f"ratio of both         {_median(windows, lambda w: w.run.wall / w.bare.wall):8.3f}")
+    for clock, index in (("on the wall", 0), ("of the main thread's processor", 1)):
+        overhead = _median(windows, lambda w, index=index: w.overhead[index] * 1e3)
+        share = _median(windows, lambda w, index=index: w.overhead[index] / w.run[index])
+        print(f"overhead              {overhead:8.2f} ms, {share:.2%} of the run's step, by the clock {clock}")
 
 
 def _median(windows: list[Window], figure: Callable[..., float]) -> float:

@@ -17,5 +17,4 @@ def test_the_programs_step_is_a_bare_loops_to_the_bit(
     changes = [f"trainer.precision={precision}", f"trainer.gradient_clip_val={clip}"]
     settings = [*tiny_overrides(text_file, tmp_path), *changes]
     (window,) = overhead.measure(settings, windows=1, folder=tmp_path)
-    assert window.run.wall > window.apart.wall >= 0
-    assert window.bare > 0
+    assert window.run.wall > window.run_apart.wall > window.bare_apart.wall > 0

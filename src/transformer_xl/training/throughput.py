@@ -17,7 +17,8 @@ import torch
 
 _REPEATS = 5
 _SECONDS = 0.5
-"""For so long at least a product is repeated: the best of many, since a busy machine disturbs most of them."""
+"""For so long at least a product is repeated the first time: the best of many, since others disturb most of them."""
+_CLEARLY_FASTER = 1.1
 _MATRIX = {"cpu": 1024}
 _LARGE_MATRIX = 8192  # what a GPU needs to be busy
 
@@ -25,27 +26,26 @@ _LARGE_MATRIX = 8192  # what a GPU needs to be busy
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Give the operations a second of one device in the run's precision: those of a large matrix product.
 
-    It is timed once a machine and kept in a file of the user's cache folder, so that the runs of a machine report their
-    MFU against one number. A file that cannot be read or written makes no difference but that it is timed again.
+    They are timed once a machine and kept in a file of the user's cache folder, so that its runs report their MFU
+    against one number. Only a clearly larger one replaces it: a device that others used as well was timed too slow. A
+    file that cannot be read or written makes no difference but that the product is timed at length again.
     """
     key = _machine(device, dtype)
-    kept = _read(key)
-    if kept is None:
-        flops = _timed_product(device, dtype)
-        kept = _read(key)  # another process may have been faster
-        if kept is None:
-            _write(key, flops)
-            return flops
-    return kept
+    flops = _timed_product(device, dtype, seconds=0.0 if _read(key) else _SECONDS)
+    kept = _read(key) or 0.0  # perhaps another process's by now
+    if flops <= kept * _CLEARLY_FASTER:
+        return kept
+    _write(key, flops)
+    return flops
 
 
-def _timed_product(device: torch.device, dtype: torch.dtype) -> float:
+def _timed_product(device: torch.device, dtype: torch.dtype, *, seconds: float) -> float:
     size = _MATRIX.get(device.type, _LARGE_MATRIX)
     generator = torch.Generator(device).manual_seed(0)  # of its own: a run's must not depend on what is kept
     left = torch.randn(size, size, device=device, generator=generator).to(dtype)
     right = torch.randn(size, size, device=device, generator=generator).to(dtype)
     best, repeats, began = math.inf, 0, time.perf_counter()
-    while repeats < _REPEATS or time.perf_counter() - began < _SECONDS:
+    while repeats < _REPEATS or time.perf_counter() - began < seconds:
         start = time.perf_counter()
         float((left @ right)[0, 0])  # waits for the device
         best = min(best, time.perf_counter() - start)

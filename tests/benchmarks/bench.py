@@ -61,9 +61,7 @@ class Bench:
     def peer(self, name: str, peer: Peer, request: Request) -> Side:
         """Make a peer's side; it is installed if it is not."""
         python = python_of(peer, below=self.environments)
-        return Side(
-            name=name, python=python, script=SIDES / peer.script, request=request | {"threads": self.threads}
-        )
+        return Side(name=name, python=python, script=SIDES / peer.script, request=request | {"threads": self.threads})
 
     def contest(self, row: str, sides: Sequence[Side], *, rounds: int | None = None) -> list[Result]:
         """Measure sides in turn, and note the raw numbers."""

@@ -8,7 +8,7 @@ from typing import Any
 from tests.benchmarks.bench import OURS, Bench
 from tests.benchmarks.contest import Result, Side
 from tests.benchmarks.peers import TRANSFORMERS, X_TRANSFORMERS, Peer
-from tests.benchmarks.tables import comparison, comparison_head, markdown, rate, spread
+from tests.benchmarks.tables import comparison, gigabytes, markdown, memory_of, number, rate, spread
 from tests.benchmarks.works import (
     ROPE_INNER,
     Request,
@@ -63,17 +63,19 @@ def doubled(bench: Bench) -> None:
     length = 16 if bench.quick else 512
     sides = {}
     for precision in ("float32", "bfloat16"):
-        for name, factor in (("T = M", 1), ("doubled", 2)):
-            sizes = {"batch_size": 4, "segment_len": factor * length, "mem_len": factor * length}
-            request = work("training", _four_layers(bench), precision=precision, **sizes)
-            sides[f"{OURS}, {name} = {factor * length}, {precision}"] = request
+        for longer in (length, 2 * length):
+            sizes = {"batch_size": 4, "segment_len": longer, "mem_len": longer}
+            sides[f"{OURS}, {precision}, T = M = {longer}"] = work(
+                "training", _four_layers(bench), precision=precision, **sizes
+            )
     results = bench.contest("doubled", [bench.ours(name, request) for name, request in sides.items()])
-    rows = []
-    for once, twice in zip(results[::2], results[1::2], strict=True):
-        for result in (once, twice):
-            memory = [f"{result.peak_bytes / 1e9:.2f} GB", f"{result.peak_bytes / once.peak_bytes:.2f}"]
-            rows.append(["training step", result.name, f"{rate(result).median:,.0f}", *memory])
-    bench.say(markdown(["work", "side", "tokens/s", "peak memory", "of the shorter's"], rows))
+    rows = [
+        [result.name, number(rate(result).median), gigabytes(result), f"{memory_of(result, once):.2f}"]
+        for once, twice in zip(results[::2], results[1::2], strict=True)
+        for result in (once, twice)
+    ]
+    table = markdown(["side", "tokens/s", "peak memory", "of the shorter's"], rows)
+    bench.say(f"**doubled**: training as above, segment and memory doubled\n\n{table}")
 
 
 def wt103(bench: Bench) -> None:
@@ -128,9 +130,9 @@ def _four_layers(bench: Bench, *, rope: bool = False) -> dict[str, Any]:
 def sizes_in_words(request: Request) -> str:
     """Describe a work."""
     model, lanes = request["model"], request["batch_size"]
-    ids = ", ids as 1 / rank" if request["ids"] == "zipf" else ""
+    ids = ", ids drawn as 1 / rank" if request["ids"] == "zipf" else ""
     return (
-        f"{request['task']}, {model['n_layer']} layers, D {model['d_model']}, {model['n_head']} x {model['d_head']}, "
+        f"{model['kind']}, {model['n_layer']} layers, D {model['d_model']}, {model['n_head']} x {model['d_head']}, "
         f"F {model['d_inner']:,}, V {request['vocab_size']:,}{ids}, T {request['segment_len']}, "
         f"M {request['mem_len']:,}, {lanes} lane{'s' if lanes > 1 else ''}"
     )
@@ -165,9 +167,9 @@ def _compare(bench: Bench, row: str, entries: Sequence[Entry], *, beside: Sequen
     ]
     results = bench.contest(row, [*sides, *_limits(bench, trained)])
     mfu, limit = figures(results, trained)
-    of = {name: sizes_in_words(request) for name, _, request in wanted}
-    table = comparison(of, results[: len(sides)], peers=beside, mfu=mfu, gemm_limit=limit)
-    bench.say(markdown(comparison_head(beside), table))
+    words = "; ".join(dict.fromkeys(sizes_in_words(request) for _, _, request in wanted))
+    table = comparison(results[: len(sides)], peers=beside, mfu=mfu, gemm_limit=limit)
+    bench.say(f"**{row}**: {words}\n\n{table}")
 
 
 def _limits(bench: Bench, trained: dict[str, Request]) -> list[Side]:

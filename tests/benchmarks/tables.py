@@ -34,67 +34,65 @@ def times_faster(result: Result, peer: Result) -> Spread:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table; all columns but the first two are numbers."""
-    rule = ["---" if column < 2 else "---:" for column in range(len(head))]
+    """Write a table; all columns but the first are numbers."""
+    rule = ["---" if column == 0 else "---:" for column in range(len(head))]
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, rule, *rows])
 
 
-def comparison_head(peers: Sequence[str]) -> list[str]:
-    """Give the head of `comparison`'s table."""
-    ratios = [words for peer in peers for words in (f"x {peer}", f"memory / {peer}")]
-    return ["work", "side", "tokens/s", "least to most", *ratios, "peak memory", "mfu", "gemm_limit"]
-
-
 def comparison(
-    works: Mapping[str, str],
     results: Sequence[Result],
     *,
     peers: Sequence[str],
-    mfu: dict[str, float],
-    gemm_limit: dict[str, float],
-) -> list[list[str]]:
-    """Write a work's rows: each side's speed and memory, and both as ratios to the peers'.
+    mfu: Mapping[str, float],
+    gemm_limit: Mapping[str, float],
+) -> str:
+    """Write each side's speed and memory, and both as ratios to the peers'.
 
     Args:
-        works: what each side does, in words, by its name.
         results: of the sides, which were measured in turn.
         peers: names of those to compare with, in the order of the columns.
         mfu: useful operations over the measured peak, of the sides of which it is known.
         gemm_limit: tokens a second of the step's matrix products alone, likewise.
     """
-    named = {result.name: result for result in results}
-    rows = []
-    for result in results:
-        if result.error is not None:
-            empty = [""] * (2 * len(peers) + 4)
-            rows.append([works[result.name], result.name, f"fails: {result.error.splitlines()[0][:80]}", *empty])
-            continue
-        ratios = []
-        for peer in peers:
-            other = named.get(peer)
-            if other is None or other.error is not None or result.name in peers:
-                ratios += ["", ""]
-            else:
-                faster = times_faster(result, other)
-                ratios += [
-                    f"{faster.median:.2f} ({faster.low:.2f} to {faster.high:.2f})",
-                    f"{result.peak_bytes / other.peak_bytes:.2f}",
-                ]
-        speed = rate(result)
+    ratios = [words for peer in peers for words in (f"x {peer}", "memory")]
+    head = ["side", "tokens/s", "least to most", "peak memory", *ratios]
+    limits = ["mfu", "gemm_limit"] if mfu else []
+    return markdown([*head, *limits], [_row(result, results, peers, mfu, gemm_limit) for result in results])
+
+
+def _row(
+    result: Result,
+    results: Sequence[Result],
+    peers: Sequence[str],
+    mfu: Mapping[str, float],
+    gemm_limit: Mapping[str, float],
+) -> list[str]:
+    columns = 3 + 2 * len(peers) + (2 if mfu else 0)
+    if result.error is not None:
+        return [result.name, f"fails: {result.error.splitlines()[0][:80]}", *[""] * (columns - 1)]
+    speed = rate(result)
+    cells = [result.name, number(speed.median), f"{number(speed.low)} to {number(speed.high)}", gigabytes(result)]
+    for peer in peers:
+        other = next((other for other in results if other.name == peer and other.error is None), None)
+        if other is None or result.name in peers:
+            cells += ["", ""]
+        else:
+            faster = times_faster(result, other)
+            cells += [f"{faster.median:.2f} ({faster.low:.2f} to {faster.high:.2f})", f"{memory_of(result, other):.2f}"]
+    if mfu:
         share, limit = mfu.get(result.name), gemm_limit.get(result.name)
-        rows.append(
-            [
-                works[result.name],
-                result.name,
-                number(speed.median),
-                f"{number(speed.low)} to {number(speed.high)}",
-                *ratios,
-                f"{result.peak_bytes / 1e9:.2f} GB",
-                "" if share is None else f"{share:.0%}",
-                "" if limit is None else number(limit),
-            ]
-        )
-    return rows
+        cells += ["" if share is None else f"{share:.0%}", "" if limit is None else number(limit)]
+    return cells
+
+
+def memory_of(result: Result, other: Result) -> float:
+    """Give the peak memory of a side as a part of another's."""
+    return result.peak_bytes / other.peak_bytes
+
+
+def gigabytes(result: Result) -> str:
+    """Write the peak memory of a side."""
+    return f"{result.peak_bytes / 1e9:.2f} GB"
 
 
 def number(value: float) -> str:

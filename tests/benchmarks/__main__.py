@@ -8,9 +8,12 @@ import shlex
 import sys
 from pathlib import Path
 
+from tests.benchmarks import rows as beside_peers
 from tests.benchmarks.bench import Bench
-from tests.benchmarks.rows import ROWS
+from tests.benchmarks.growth import growth
+from tests.benchmarks.streams import flat, window
 
+ROWS = {**beside_peers.ROWS, "flat": flat, "window": window, "growth": growth}
 ABOUT = """\
 Measure training, evaluation and generation on this machine's CPU, beside other libraries, which are installed below
 outputs/benchmarks/ at the first call. Each side runs in a process of its own, in turn with the others. Writes table.md

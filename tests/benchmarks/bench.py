@@ -63,9 +63,9 @@ class Bench:
         python = python_of(peer, below=self.environments)
         return Side(name=name, python=python, script=SIDES / peer.script, request=request | {"threads": self.threads})
 
-    def contest(self, row: str, sides: Sequence[Side], *, rounds: int | None = None) -> list[Result]:
-        """Measure sides in turn, and note the raw numbers."""
-        results = contest(sides, rounds=rounds or self.rounds, seconds=self.seconds)
+    def contest(self, row: str, sides: Sequence[Side], *, steps: int = 1) -> list[Result]:
+        """Measure sides in turn, `steps` steps a turn at the least, and note the raw numbers."""
+        results = contest(sides, rounds=self.rounds, seconds=self.seconds, steps=steps)
         self.numbers[row] = [
             result.as_numbers() | {"request": side.request} for side, result in zip(sides, results, strict=True)
         ]

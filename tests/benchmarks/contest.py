@@ -87,11 +87,11 @@ class _Process:
         if answer is not None:
             self.result.tokens, self.result.versions = answer["tokens"], answer["versions"]
 
-    def turn(self, seconds: float) -> None:
-        """Measure steps for so many seconds; a side that failed does nothing."""
+    def turn(self, *, seconds: float, steps: int) -> None:
+        """Measure so many steps at the least, for so many seconds; a side that failed does nothing."""
         if self.result.error is not None:
             return
-        answer = self._ask({"seconds": seconds})
+        answer = self._ask({"seconds": seconds, "steps": steps})
         if answer is not None:
             self.result.turns.append(statistics.median(answer["seconds"]))
             self.result.steps += len(answer["seconds"])
@@ -113,13 +113,14 @@ class _Process:
         return None
 
 
-def contest(sides: Sequence[Side], *, rounds: int, seconds: float) -> list[Result]:
+def contest(sides: Sequence[Side], *, rounds: int, seconds: float, steps: int = 1) -> list[Result]:
     """Measure sides in turn: all of them in every round, every second round from the last to the first.
 
     Args:
         sides: to measure.
         rounds: how often each has its turn.
-        seconds: that a turn takes at the least; it has one step at the least.
+        seconds: that a turn takes at the least.
+        steps: that a turn has at the least.
     """
     with ExitStack() as stack:
         processes = []
@@ -129,7 +130,7 @@ def contest(sides: Sequence[Side], *, rounds: int, seconds: float) -> list[Resul
         for number in range(rounds):
             _say(f"  round {number + 1} of {rounds}")
             for process in processes if number % 2 == 0 else reversed(processes):
-                process.turn(seconds)
+                process.turn(seconds=seconds, steps=steps)
         return [process.result for process in processes]
 
 

@@ -72,11 +72,12 @@ def work(task: str, model: dict[str, Any], **changes: Any) -> Request:
         "clamp_len": None,
         "same_length": False,
         "fill": 0,  # generation: tokens read before the first is made
+        "made": 0,  # generation: tokens made before the first that is measured
         "text_len": 0,  # text: tokens of a step
         "threads": 1,
         "seed": 1111,
     } | changes
-    assert len(request) == 15, f"unknown settings of a work: {changes}"
+    assert len(request) == 16, f"unknown settings of a work: {changes}"
     request["model"] = model | {"mem_len": request["mem_len"]}
     return request
 
@@ -117,6 +118,17 @@ def streaming_flops(request: Request, *, keys: int) -> int:
     """
     forward, positions, memory = _forward(request, segment_len=1, mem_len=keys - 1)
     return forward - positions - memory
+
+
+def text_flops(request: Request) -> int:
+    """Count the operations of streaming a text of `text_len` tokens, in segments, from its beginning."""
+    segment, memory, total = request["segment_len"], request["mem_len"], 0
+    for start in range(0, request["text_len"], segment):
+        length = min(segment, request["text_len"] - start)
+        forward, positions, projected = _forward(request, segment_len=length, mem_len=min(start, memory))
+        total += forward - positions - projected
+    _, positions, _ = _forward(request, segment_len=segment, mem_len=memory)
+    return total + positions
 
 
 def _forward(request: Request, *, segment_len: int, mem_len: int) -> tuple[int, int, int]:

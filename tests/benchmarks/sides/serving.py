@@ -3,8 +3,8 @@
 It reads requests from its input, one a line, and answers each with one line:
 
     {"work": {...}}       once, the first: build the work and warm it     {"tokens": n, "versions": {...}}
-    {"seconds": s}        do whole steps for at least s seconds           {"seconds": [...], "values": [...],
-                                                                           "peak_bytes": n}
+    {"seconds": s,        do whole steps, for at least s seconds,         {"seconds": [...], "values": [...],
+     "steps": n}          and at least n (one, if it is not said)          "peak_bytes": n}
 
 `seconds` has the time of each step, `values` what each gave (a loss), `peak_bytes` is the process's high-water mark so
 far. An exception is answered with {"error": "..."} and ends the process. The end of the input ends it too.
@@ -69,15 +69,16 @@ def _answer_all(make_work: Callable[[Request], Work], versions: dict[str, str], 
     versions = {"python": platform.python_version(), "torch": torch.__version__, **versions}
     _send(answers, {"tokens": work.tokens, "versions": versions})
     for line in sys.stdin:
-        seconds, values = measure(work, at_least=json.loads(line)["seconds"])
+        turn = json.loads(line)
+        seconds, values = measure(work, at_least=turn["seconds"], steps=turn.get("steps", 1))
         _send(answers, {"seconds": seconds, "values": values, "peak_bytes": peak_bytes()})
 
 
-def measure(work: Work, *, at_least: float) -> tuple[list[float], list[float]]:
-    """Do steps until `at_least` seconds have passed in them, one at the least; give their times and values."""
+def measure(work: Work, *, at_least: float, steps: int) -> tuple[list[float], list[float]]:
+    """Do steps until `at_least` seconds have passed in them, and there were `steps`; give their times and values."""
     seconds: list[float] = []
     values: list[float] = []
-    while not seconds or sum(seconds) < at_least:
+    while len(seconds) < steps or sum(seconds) < at_least:
         drawn = work.draw()
         start = time.perf_counter()
         values.append(work.step(drawn))

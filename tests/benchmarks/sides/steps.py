@@ -38,7 +38,7 @@ class Text:
         """Give the next tokens and targets (B, T)."""
         text = torch.cat([self.last_B1, self._draw(length)], dim=1)
         self.last_B1 = text[:, -1:]
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        return text[:, :-1].clone(), text[:, 1:].clone()
 
     def _draw(self, length: int) -> Tensor:
         if not self.zipf:
@@ -127,7 +127,7 @@ class Generation:
         """Fill the memory.
 
         Args:
-            request: see `works.py`; `fill` is how many tokens are read before the first is made.
+            request: see `works.py`; `fill` tokens are read first, then `made` are made.
             log_probs: from tokens (1, T) to what follows each (1, T, V), the model's memory carried on.
             filled: whether the memory has its full length from the beginning.
         """
@@ -139,7 +139,7 @@ class Generation:
             tokens_1T, _ = text.segment(min(left, request["segment_len"]))
             self._next(tokens_1T)
             left -= tokens_1T.shape[1]
-        for _ in range(WARM_STEPS):
+        for _ in range(request["made"] or WARM_STEPS):
             self.step(None)
 
     def draw(self) -> None:

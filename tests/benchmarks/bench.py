@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.benchmarks import machine
 from tests.benchmarks.contest import SIDES, Result, Side, contest
-from tests.benchmarks.peers import Peer, python_of
+from tests.benchmarks.peers import KEEPING, KEPT, Peer, python_of
 from tests.benchmarks.works import Request
 
 OURS = "ours"
@@ -61,7 +61,14 @@ class Bench:
     def peer(self, name: str, peer: Peer, request: Request) -> Side:
         """Make a peer's side; it is installed if it is not."""
         python = python_of(peer, below=self.environments)
-        return Side(name=name, python=python, script=SIDES / peer.script, request=request | {"threads": self.threads})
+        environment = KEEPING if name.endswith(KEPT) else {}
+        return Side(
+            name=name,
+            python=python,
+            script=SIDES / peer.script,
+            request=request | {"threads": self.threads},
+            environment=environment,
+        )
 
     def contest(self, row: str, sides: Sequence[Side], *, steps: int = 1) -> list[Result]:
         """Measure sides in turn, `steps` steps a turn at the least, and note the raw numbers."""

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,12 +27,14 @@ class Side:
         python: that runs it.
         script: of the side.
         request: the work; see `works.py`.
+        environment: variables that it is given besides.
     """
 
     name: str
     python: Path
     script: Path
     request: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -79,7 +81,8 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=self._words,
                 text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
+                | dict(side.environment),
             )
         )
         stack.callback(self._process.kill)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.benchmarks.bench import Bench
+from tests.benchmarks.rows import sizes_in_words
 from tests.benchmarks.tables import markdown, number, spread
 from tests.benchmarks.works import Request, model_settings, reading_flops, text_flops, training_flops, work
 
@@ -24,28 +25,40 @@ class Sweep(NamedTuple):
     """Works that differ in one size, and what is predicted of them.
 
     Attributes:
-        name: of what grows.
+        letter: of what grows.
+        name: of the work.
         works: by its size, ascending.
         flops: counts a work's operations.
     """
 
+    letter: str
     name: str
     works: dict[int, Request]
     flops: Callable[[Request], int]
 
 
+class Curve(NamedTuple):
+    """What was measured of a sweep."""
+
+    letter: str
+    name: str
+    points: list[Point]
+
+
 def growth(bench: Bench) -> None:
     """Measure how time and memory grow with T, M, B, L, V and the length of a text."""
-    measured = {}
+    curves = []
     for sweep in sweeps(bench):
-        sides = [bench.ours(f"{sweep.name} {size}", request) for size, request in sweep.works.items()]
-        results = bench.contest(f"growth of {sweep.name}", sides)
-        measured[sweep.name] = [
+        sides = [bench.ours(f"{sweep.name}, {sweep.letter} {size}", request) for size, request in sweep.works.items()]
+        results = bench.contest(f"growth of {sweep.name} with {sweep.letter}", sides)
+        points = [
             Point(size, sweep.flops(request), spread(result.turns).median, result.peak_bytes)
             for (size, request), result in zip(sweep.works.items(), results, strict=True)
         ]
-        bench.say(f"**growth** of {sweep.name}\n\n{growth_table(sweep.name, measured[sweep.name])}")
-    draw(measured, bench.folder / "growth.png")
+        curves.append(Curve(sweep.letter, sweep.name, points))
+        words = sizes_in_words(next(iter(sweep.works.values())))
+        bench.say(f"**growth**: {sweep.name}, {sweep.letter} doubled, from {words}\n\n{growth_table(curves[-1])}")
+    draw(curves, bench.folder / "growth.png")
 
 
 def sweeps(bench: Bench) -> list[Sweep]:
@@ -53,20 +66,20 @@ def sweeps(bench: Bench) -> list[Sweep]:
     sizes = {"n_layer": 4, "segment_len": 256, "mem_len": 256, "batch_size": 4, "vocab_size": 256}
     if bench.quick:
         sizes |= {"n_layer": 2, "segment_len": 16, "mem_len": 16}
-    grown = {
-        "T": ("segment_len", (1, 2, 4), {}),
-        "M": ("mem_len", (1, 2, 4), {}),
-        "B": ("batch_size", (1, 2, 4), {}),
-        "L": ("n_layer", (1, 2, 4), {}),
-        "V": ("vocab_size", (16, 32, 64, 128), {}),
+    grown: dict[str, tuple[str, tuple[int, ...]]] = {
+        "T": ("segment_len", (1, 2, 4)),
+        "M": ("mem_len", (1, 2, 4)),
+        "B": ("batch_size", (1, 2, 4)),
+        "L": ("n_layer", (1, 2, 4)),
+        "V": ("vocab_size", (16, 32, 64, 128)),
     }
     found = []
-    for letter, (name, factors, others) in grown.items():
+    for letter, (name, factors) in grown.items():
         works = {}
         for factor in factors:
-            changed = sizes | others | {name: factor * sizes[name]}
+            changed = sizes | {name: factor * sizes[name]}
             works[changed[name]] = _training(bench, **changed)
-        found.append(Sweep(f"a training step with {letter}", works, training_flops))
+        found.append(Sweep(letter, "training step", works, training_flops))
     return [*found, *_texts(bench)]
 
 
@@ -85,8 +98,8 @@ def _texts(bench: Bench) -> list[Sweep]:
     streamed = {length: work("text", published, text_len=length, **pieces) for length in lengths}
     at_once = {length: work("text", vanilla, text_len=length, segment_len=length) for length in lengths}
     return [
-        Sweep("streaming with the text's length", streamed, text_flops),
-        Sweep("full attention with the text's length", at_once, reading_flops),
+        Sweep("text length", "reading a text, streamed", streamed, text_flops),
+        Sweep("text length", "reading a text, full attention at once", at_once, reading_flops),
     ]
 
 
@@ -96,7 +109,7 @@ def agreement(points: Sequence[Point]) -> list[float]:
     return [point.seconds / point.flops / last for point in points]
 
 
-def growth_table(name: str, points: Sequence[Point]) -> str:
+def growth_table(curve: Curve) -> str:
     """Write the points of a sweep."""
     rows = [
         [
@@ -106,32 +119,35 @@ def growth_table(name: str, points: Sequence[Point]) -> str:
             f"{part:.2f}",
             f"{point.peak_bytes / 1e9:.2f}",
         ]
-        for point, part in zip(points, agreement(points), strict=True)
+        for point, part in zip(curve.points, agreement(curve.points), strict=True)
     ]
-    head = [name.rpartition(" ")[2], "seconds", "GFLOP predicted", "measured / predicted", "peak memory, GB"]
-    return markdown(head, rows)
+    return markdown([curve.letter, "seconds", "GFLOP predicted", "measured / predicted", "peak memory, GB"], rows)
 
 
-def draw(measured: dict[str, list[Point]], path: Path) -> None:
+def draw(curves: Sequence[Curve], path: Path) -> None:
     """Draw time and memory of each sweep, and the time that operations predict from the largest point."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3 * len(measured), 6), layout="constrained")
-    axes = figure.subplots(2, len(measured), squeeze=False)
-    for column, (name, points) in enumerate(measured.items()):
-        sizes = [point.size for point in points]
-        a_flop = points[-1].seconds / points[-1].flops
-        time, memory = axes[0][column], axes[1][column]
-        time.set_title(name, fontsize=9)
-        time.plot(sizes, [point.flops * a_flop for point in points], "--", color="grey", label="operations predict")
-        time.plot(sizes, [point.seconds for point in points], "o-", label="measured")
-        memory.plot(sizes, [point.peak_bytes / 1e9 for point in points], "o-")
-        for axis, label in ((time, "seconds"), (memory, "peak memory of the process, GB")):
+    columns = {letter: column for column, letter in enumerate(dict.fromkeys(curve.letter for curve in curves))}
+    figure = Figure(figsize=(3 * len(columns), 6), layout="constrained")
+    axes = figure.subplots(2, len(columns), squeeze=False)
+    for curve in curves:
+        time, memory = axes[0][columns[curve.letter]], axes[1][columns[curve.letter]]
+        sizes = [point.size for point in curve.points]
+        a_flop = curve.points[-1].seconds / curve.points[-1].flops
+        (line,) = time.plot(sizes, [point.seconds for point in curve.points], "o", label=curve.name)
+        predicted = [point.flops * a_flop for point in curve.points]
+        time.plot(sizes, predicted, "--", color=line.get_color(), label="as operations predict")
+        memory.plot(sizes, [point.peak_bytes / 1e9 for point in curve.points], "o-", label=curve.name)
+        for axis in (time, memory):
             axis.set_xscale("log", base=2)
-            axis.set_yscale("log", base=2)
             axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-            axis.yaxis.set_major_formatter("{x:.3g}")
-            axis.set_ylabel(label, fontsize=8)
-    axes[0][0].legend(fontsize=8)
+        time.set_title(curve.letter)
+        time.set_yscale("log", base=2)
+        time.yaxis.set_major_formatter("{x:.3g}")
+        time.legend(fontsize=7)
+        memory.set_ylim(bottom=0)
+    axes[0][0].set_ylabel("seconds")
+    axes[1][0].set_ylabel("peak memory of the process, GB")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

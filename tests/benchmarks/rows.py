@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.benchmarks.bench import OURS, Bench
 from tests.benchmarks.contest import Result, Side
-from tests.benchmarks.peers import TRANSFORMERS, X_TRANSFORMERS, Peer
+from tests.benchmarks.peers import KEPT, TRANSFORMERS, X_TRANSFORMERS, Peer
 from tests.benchmarks.tables import comparison, gigabytes, markdown, memory_of, number, rate, spread
 from tests.benchmarks.works import (
     ROPE_INNER,
@@ -32,6 +32,7 @@ def training(bench: Bench) -> None:
     sides = [
         (TRANSFORMERS.name, TRANSFORMERS, published),
         (X_TRANSFORMERS.name, X_TRANSFORMERS, published),
+        *_with_freed_memory_kept(published),
         (OURS, None, published),
         (ROPE, None, rope),
     ]
@@ -45,10 +46,17 @@ def training_bf16(bench: Bench) -> None:
         (TRANSFORMERS.name, TRANSFORMERS, published),
         _in_bfloat16(TRANSFORMERS.name, TRANSFORMERS, published),
         _in_bfloat16(X_TRANSFORMERS.name, X_TRANSFORMERS, published),
+        *_with_freed_memory_kept(published | {"precision": "bfloat16"}),
         _in_bfloat16(OURS, None, published),
         _in_bfloat16(ROPE, None, rope),
     ]
     _compare(bench, "training-bf16", sides, beside=[TRANSFORMERS.name, f"{X_TRANSFORMERS.name}, bfloat16"])
+
+
+def _with_freed_memory_kept(request: Request) -> list[Entry]:
+    """Give both peers once more: the same code in an environment that `train.py` makes for itself."""
+    words = f"bfloat16, {KEPT}" if request["precision"] == "bfloat16" else KEPT
+    return [(f"{peer.name}, {words}", peer, request) for peer in (TRANSFORMERS, X_TRANSFORMERS)]
 
 
 def _four_layer_works(bench: Bench) -> tuple[Request, Request]:
@@ -95,20 +103,21 @@ def wt103(bench: Bench) -> None:
         segment_len=length,
         mem_len=length,
     )
-    _beside_transformers(bench, "wt103", request)
+    kept = (f"{TRANSFORMERS.name}, {KEPT}", TRANSFORMERS, request)
+    _beside_transformers(bench, "wt103", request, kept)
 
 
 def evaluation(bench: Bench) -> None:
     """Read a text with the enwik8 model and the long memory that the paper scores it with."""
     request = _streaming(bench, "evaluation")
-    _beside_transformers(bench, "evaluation", request)
+    _beside_transformers(bench, "evaluation", request, _in_bfloat16(TRANSFORMERS.name, TRANSFORMERS, request))
 
 
 def generation(bench: Bench) -> None:
     """Make tokens one at a time with the same model and memory."""
     request = _streaming(bench, "generation")
     request["fill"] = request["mem_len"]
-    _beside_transformers(bench, "generation", request)
+    _beside_transformers(bench, "generation", request, _in_bfloat16(TRANSFORMERS.name, TRANSFORMERS, request))
 
 
 def _streaming(bench: Bench, task: str) -> Request:
@@ -142,12 +151,15 @@ def _in_bfloat16(name: str, peer: Peer | None, request: Request) -> Entry:
     return f"{name}, bfloat16", peer, request | {"precision": "bfloat16"}
 
 
-def _beside_transformers(bench: Bench, row: str, request: Request) -> None:
-    sides = [
+def _beside_transformers(bench: Bench, row: str, request: Request, *others: Entry) -> None:
+    sides: list[Entry] = [
         (TRANSFORMERS.name, TRANSFORMERS, request),
+        *others,
         (OURS, None, request),
         _in_bfloat16(OURS, None, request),
     ]
+    if request["task"] != "training":
+        sides.append((f"{OURS}, bfloat16 weights", None, request | {"precision": "bfloat16 weights"}))
     _compare(bench, row, sides, beside=[TRANSFORMERS.name])
 
 

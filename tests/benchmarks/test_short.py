@@ -83,15 +83,20 @@ def test_training_steps_have_the_losses_of_a_plain_loop(
         loss = -log_probs.gather(-1, text[:, 1:, None]).mean()
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        norm = gradient_norm(list(model.parameters()))
         for parameter in model.parameters():
-            parameter.grad *= min(1.0, 0.25 / float(norm))
+            parameter.grad *= min(1.0, 0.25 / norm)
         optimizer.step()
         expected.append(loss.item())
     assert side.tokens == 10
     assert memory.length_B.tolist() == [7, 7]  # type: ignore[attr-defined]
     assert losses == pytest.approx(expected[-2:], rel=1e-5)
+    assert gradient_norm(side._parameters) == pytest.approx(0.25, rel=1e-4)  # Adam alone hides how it was clipped
     assert len(texts) == 6  # two fill the memory, two warm, two are measured
+
+
+def gradient_norm(parameters: list[Any]) -> float:
+    return float(torch.stack([parameter.grad.norm() for parameter in parameters]).norm())
 
 
 def test_streaming_has_the_losses_of_one_pass(ours: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

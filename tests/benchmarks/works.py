@@ -65,7 +65,7 @@ def work(task: str, model: dict[str, Any], **changes: Any) -> Request:
         "vocab_size": 256,
         "ids": "uniform",  # how tokens are drawn
         "cluster_shares": [1.0],  # of the vocabulary's clusters among them
-        "precision": "float32",  # bfloat16: autocast
+        "precision": "float32",  # or bfloat16: autocast; of our streaming, "bfloat16 weights": the model itself is
         "batch_size": 1,
         "segment_len": 1,
         "mem_len": 0,

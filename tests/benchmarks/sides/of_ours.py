@@ -14,6 +14,7 @@ from serving import Work, serve
 from steps import Evaluation, Generation, Text, Training, autocast
 from torch import Tensor
 
+from transformer_xl.freed_memory import keep_freed_memory
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_config import parse_model
@@ -25,7 +26,7 @@ class Session:
 
     def __init__(self, model: LanguageModel, request: dict[str, Any]) -> None:
         self.model = model.eval().with_context(clamp_len=request["clamp_len"], same_length=request["same_length"])
-        self.memory = self.model.empty_cache(batch_size=request["batch_size"], mem_len=request["mem_len"])
+        self.memory = self.model.empty_memory(batch_size=request["batch_size"], mem_len=request["mem_len"])
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Give the mean loss of all targets."""
@@ -172,8 +173,17 @@ def make_work(request: dict[str, Any]) -> Work:
     if request["task"] == "peak":
         return Peak(request)
     model = make_model(parse_model(request["model"]), vocab_size=request["vocab_size"])
+    if request["precision"] == "bfloat16 weights":
+        model = model.to(torch.bfloat16)
     return TASKS[request["task"]](request, model)
 
 
+def alone(request: dict[str, Any]) -> Work:
+    """Do the same for a process that does nothing else: in training it keeps freed memory, as `train.py`'s does."""
+    if request["task"] == "training":
+        keep_freed_memory()
+    return make_work(request)
+
+
 if __name__ == "__main__":
-    serve(make_work, versions={})
+    serve(alone, versions={})

@@ -77,7 +77,10 @@ class Bench:
             result.as_numbers() | {"request": side.request} for side, result in zip(sides, results, strict=True)
         ]
         for result, side in zip(results, sides, strict=True):
-            known = OURS if side.script.name == "of_ours.py" else result.name.partition(",")[0]
+            is_ours = side.script.name == "of_ours.py"
+            if is_ours and result.error is not None:
+                sys.exit(f"{result.name} of {row} failed: {result.error}")
+            known = OURS if is_ours else result.name.partition(",")[0]
             if result.versions:
                 self.versions[known] = result.versions
         return results
@@ -91,6 +94,11 @@ class Bench:
     def write(self) -> None:
         """Write `table.md`, for the README, and `numbers.json`."""
         about = machine.described(threads=self.threads, command=self.command, versions=self.versions)
+        about["how"] = (
+            "random ids, no dropout, fused Adam, gradients clipped at 0.25, the memory full before anything is timed; "
+            f"sides in turn, {self.rounds} rounds of at least {self.seconds:g} s each; medians of the rounds; a ratio "
+            "is the median of each round's (least to most); peak memory is the process's (VmHWM)"
+        )
         text = "\n".join([*(f"{name}: {words}  " for name, words in about.items()), "", *self.parts])
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "table.md").write_text(text, encoding="utf-8")

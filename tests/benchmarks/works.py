@@ -59,7 +59,7 @@ def work(task: str, model: dict[str, Any], **changes: Any) -> Request:
         model: its settings.
         changes: of the others, as below.
     """
-    request = {
+    defaults = {
         "task": task,
         "model": model,
         "vocab_size": 256,
@@ -76,10 +76,10 @@ def work(task: str, model: dict[str, Any], **changes: Any) -> Request:
         "text_len": 0,  # text: tokens of a step
         "threads": 1,
         "seed": 1111,
-    } | changes
-    assert len(request) == 16, f"unknown settings of a work: {changes}"
-    request["model"] = model | {"mem_len": request["mem_len"]}
-    return request
+    }
+    assert changes.keys() <= defaults.keys(), f"a work has no {changes.keys() - defaults.keys()}"
+    request = defaults | changes
+    return request | {"model": model | {"mem_len": request["mem_len"]}}
 
 
 def zipf_shares(edges: tuple[int, ...]) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -194,6 +196,28 @@ def test_ids_are_drawn_as_the_shares_say(ours: ModuleType) -> None:
     assert [float((ids < edge).double().mean()) for edge in (10, 100)] == pytest.approx(
         [shares[0], shares[0] + shares[1]], abs=0.01
     )
+
+
+def test_a_step_in_which_the_process_was_stopped_does_not_count(ours: ModuleType) -> None:
+    class Stopped:
+        tokens = 1
+        done = 0
+
+        def draw(self) -> None:
+            self.done += 1
+
+        def step(self, drawn: None) -> float:
+            if self.done == 2:
+                os.kill(os.getpid(), signal.SIGCONT)
+            return float(self.done)
+
+    before = signal.getsignal(signal.SIGCONT)
+    try:
+        seconds, values = import_module("serving").measure(Stopped(), at_least=0, steps=3)
+    finally:
+        signal.signal(signal.SIGCONT, before)
+    assert values == [1.0, 3.0, 4.0]
+    assert len(seconds) == 3
 
 
 def result(name: str, *turns: float, tokens: int = 100, peak: int = 10**9, **more: Any) -> Result:

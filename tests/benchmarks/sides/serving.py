@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -75,14 +76,23 @@ def _answer_all(make_work: Callable[[Request], Work], versions: dict[str, str], 
 
 
 def measure(work: Work, *, at_least: float, steps: int) -> tuple[list[float], list[float]]:
-    """Do steps until `at_least` seconds have passed in them, and there were `steps`; give their times and values."""
+    """Do steps until `at_least` seconds have passed in them, and there were `steps`; give their times and values.
+
+    A step in which the process was stopped and told to go on does not count.
+    """
     seconds: list[float] = []
     values: list[float] = []
+    went_on: list[int] = []
+    signal.signal(signal.SIGCONT, lambda number, _: went_on.append(number))
     while len(seconds) < steps or sum(seconds) < at_least:
+        went_on.clear()
         drawn = work.draw()
         start = time.perf_counter()
-        values.append(work.step(drawn))
-        seconds.append(time.perf_counter() - start)
+        value = work.step(drawn)
+        passed = time.perf_counter() - start
+        if not went_on:
+            seconds.append(passed)
+            values.append(value)
     return seconds, values
 
 

@@ -144,8 +144,10 @@ class LanguageModel(nn.Module, ABC):
         return twin
 
 
-def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
-    """Refuse tokens whose lanes are not those of the memory.
+def check_lanes(
+    tokens_BT: Tensor, batch_size: int, *, of: str = "memory", made_with: str = "empty_memory(batch_size={})"
+) -> None:
+    """Refuse tokens whose lanes are not those of the memory, or of what else `made_with` makes.
 
     Raises:
         ValueError: with both numbers.
@@ -156,8 +158,8 @@ def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
         raise ValueError("tokens have 0 positions, and must have at least 1")
     if tokens_BT.shape[0] != batch_size:
         raise ValueError(
-            f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "
-            f"empty_memory(batch_size={tokens_BT.shape[0]})"
+            f"tokens have {tokens_BT.shape[0]} lanes and the {of} has {batch_size}: make it with "
+            f"{made_with.format(tokens_BT.shape[0])}"
         )
 
 

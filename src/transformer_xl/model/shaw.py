@@ -100,3 +100,7 @@ class Shaw(MemoryTransformer):
         clamp_len = furthest if self.clamp_len is None else min(self.clamp_len, furthest)
         distance_S = descending_distances(keys=slots + segment_len, clamp_len=clamp_len, device=like.device)
         return [{"distance_S": distance_S}] * len(self.layers)
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the distances keys-1 ... 0."""
+        return {"distance_S": encoding["distance_S"][-keys:]}

@@ -86,6 +86,10 @@ class MemoryTransformer(LanguageModel):
             like: a tensor of the device and dtype to use.
         """
 
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give a layer's encoding for fewer keys than it was made for, as views."""
+        return encoding
+
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
         """Give the memory of lanes that have read nothing: hidden (L, B, 0, D), lengths 0."""
         return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)

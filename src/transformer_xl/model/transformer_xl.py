@@ -63,3 +63,7 @@ class TransformerXL(MemoryTransformer):
             }
             for pair, attention in zip(pairs, self._attentions, strict=True)
         ]
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the encoding of the distances keys-1 ... 0, and of none."""
+        return {**encoding, "position_RNH": encoding["position_RNH"][-keys - 1 :]}

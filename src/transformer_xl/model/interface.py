@@ -79,7 +79,7 @@ class LanguageModel(nn.Module, ABC):
         """Give the memory of lanes that have read nothing: length 0."""
 
     @abstractmethod
-    def zero_memory(self, batch_size: int) -> Memory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
 
     @abstractmethod

@@ -123,9 +123,9 @@ class RecurrentModel(LanguageModel):
         shape = (self.cell.states, len(self.layers), batch_size, self.config.d_model)
         return StateMemory(state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=mem_len)
 
-    def zero_memory(self, batch_size: int) -> StateMemory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
         """Give states of zeros, which is what an empty memory is here."""
-        return self.empty_memory(batch_size)
+        return self.empty_memory(batch_size, mem_len)
 
     def memory_size(self, mem_len: int) -> int:
         """Count the numbers that a memory holds for one lane; without one the state counts as none."""

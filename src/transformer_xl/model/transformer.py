@@ -94,9 +94,10 @@ class MemoryTransformer(LanguageModel):
         """Give the memory of lanes that have read nothing: hidden (L, B, 0, D), lengths 0."""
         return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)
 
-    def zero_memory(self, batch_size: int) -> HiddenMemory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
-        return self._memory(batch_size=batch_size, slots=self.mem_len, mem_len=self.mem_len)
+        mem_len = self.mem_len if mem_len is None else mem_len
+        return self._memory(batch_size=batch_size, slots=mem_len, mem_len=mem_len)
 
     def _memory(self, *, batch_size: int, slots: int, mem_len: int) -> HiddenMemory:
         check_mem_len(mem_len)

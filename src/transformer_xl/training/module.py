@@ -18,6 +18,7 @@ from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import split_evenly
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.memory import Memory, join_lanes
+from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
 from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
@@ -76,7 +77,7 @@ class LanguageModule(LightningModule):
         self._skips_nonfinite = skips_nonfinite
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
-        self._eval_memory: Memory | None = None
+        self._eval_session: Stream | None = None
         self._counted = 0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -150,7 +151,7 @@ class LanguageModule(LightningModule):
             leave_out_update(optimizer, self.gradient_norm)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last evaluation's memory."""
+        """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.val_metric)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -164,7 +165,7 @@ class LanguageModule(LightningModule):
             self.schedule.validated(score.loss)
 
     def on_test_epoch_start(self) -> None:
-        """Forget the last evaluation's memory."""
+        """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.test_metric)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -177,21 +178,24 @@ class LanguageModule(LightningModule):
 
     def _start_evaluation(self, metric: TokenLoss) -> None:
         metric.reset()
-        self._eval_memory = None
+        self._eval_session = None
 
     def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> None:
         lengths = self._eval_config
-        model = self.model.with_context(clamp_len=lengths.clamp_len, same_length=lengths.same_length)
-        memory = self._eval_memory
-        if memory is None:
-            memory = model.empty_memory(batch_size=len(batch.tokens_BT), mem_len=lengths.mem_len)
-        nll, self._eval_memory = model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
-        metric.update(nll, batch.targets_BT)
+        if self._eval_session is None:
+            self._eval_session = stream(
+                self.model,
+                batch_size=len(batch.tokens_BT),
+                mem_len=lengths.mem_len,
+                clamp_len=lengths.clamp_len,
+                same_length=lengths.same_length,
+            )
+        metric.update(self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT), batch.targets_BT)
 
     def _end_evaluation(self, stage: str, metric: TokenLoss) -> Score:
         score = metric.score()
         self.scores[stage] = score
-        self._eval_memory = None
+        self._eval_session = None
         # for callbacks that monitor it; the recorder takes the exact value from `scores`
         if not self.trainer.barebones:
             self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)

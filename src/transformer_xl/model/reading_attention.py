@@ -1,0 +1,96 @@
+"""Attention for reading alone: what `blockwise_attention` gives where no gradient is asked for.
+
+Scores by distance are made first. Those of one head and lane, read by key as `relative_shift` does, are what products
+of contents are added to where they lie: there is one block of scores, which stays in a processor's cache from there to
+the product with the values.
+
+Letters: B lanes, T queries, S keys, N heads, H head width, R = S + 1 distances; of a
+block: n heads, b lanes, p pairs of them, t queries, s keys, r = s + 1 distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from transformer_xl.model.visibility import Visibility
+
+SCORES_AT_ONCE = 1 << 16
+"""Scores of a block that is made of several heads or lanes: enough that work outweighs the calls for it."""
+
+
+def reading_attention(
+    *,
+    query_BTNH: Tensor,
+    key_BSNH: Tensor,
+    value_BSNH: Tensor,
+    position_RNH: Tensor,
+    content_bias_NH: Tensor,
+    position_bias_NH: Tensor,
+    visible: Visibility,
+) -> Tensor:
+    """Attend without dropout; see `plain_attention`, whose arguments and result these are.
+
+    Keys and values that lie in memory as (N, B, S, H), and positions as (N, R, H), are read fastest.
+    """
+    lanes, queries, heads, width = query_BTNH.shape
+    scale = width**-0.5
+    with torch.autocast(query_BTNH.device.type, enabled=False):
+        query_NBTH = query_BTNH.permute(2, 0, 1, 3)
+        content_NBTH = (query_NBTH + content_bias_NH[:, None, None]).mul_(scale).to(query_BTNH.dtype)
+        position_NBTH = (query_NBTH + position_bias_NH[:, None, None]).mul_(scale).to(query_BTNH.dtype)
+        key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
+        distance_NRH = position_RNH.transpose(0, 1)
+        attended_NBTH = query_BTNH.new_empty(heads, lanes, queries, value_NBSH.shape[-1])
+        for rows, keys, hidden in visible.blocks:
+            # the first key's distance from the last query, to no distance at all
+            distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
+            scores = (rows.stop - rows.start) * (keys.stop - keys.start)
+            for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores):
+                score_nbts = _scores(
+                    content_NBTH[some_heads, some_lanes, rows],
+                    position_NBTH[some_heads, some_lanes, rows],
+                    key_NBSH[some_heads, some_lanes, keys],
+                    distance_NRH[some_heads, distances],
+                )
+                for part, hidden_Bts in hidden:
+                    columns = slice(part.start - keys.start, part.stop - keys.start)
+                    score_nbts[..., columns].masked_fill_(hidden_Bts[some_lanes], -torch.inf)
+                torch.softmax(score_nbts, dim=-1, out=score_nbts)
+                value_nbsH = value_NBSH[some_heads, some_lanes, keys]
+                attended_NBTH[some_heads, some_lanes, rows] = torch.matmul(score_nbts, value_nbsH)
+    return attended_NBTH.permute(1, 2, 0, 3)
+
+
+def _parts(*, heads: int, lanes: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Cut the pairs of heads and lanes, each with so many scores: several heads of all lanes, or lanes of one head."""
+    heads_at_once = max(1, min(heads, SCORES_AT_ONCE // (scores * lanes)))
+    lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, SCORES_AT_ONCE // scores))
+    for head in range(0, heads, heads_at_once):
+        for lane in range(0, lanes, lanes_at_once):
+            yield slice(head, min(head + heads_at_once, heads)), slice(lane, min(lane + lanes_at_once, lanes))
+
+
+def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, distance_nrH: Tensor) -> Tensor:
+    """Give scores (n, b, t, s)."""
+    heads, lanes, queries, _ = content_nbtH.shape
+    keys = key_nbsH.shape[2]
+    if heads == lanes == 1:
+        by_distance_a = key_nbsH.new_empty(queries * (keys + 1))
+        torch.mm(position_nbtH[0, 0], distance_nrH[0].t(), out=by_distance_a.view(queries, keys + 1))
+        score_ts = by_distance_a[queries - 1 : -1].view(queries, keys)
+        return score_ts.addmm_(content_nbtH[0, 0], key_nbsH[0, 0].t())[None, None]
+    if queries == 1:
+        # a matrix times a vector: as the right factor, a query is read once and every key as it lies
+        score_nbts = torch.matmul(key_nbsH, content_nbtH.transpose(2, 3)).view(heads, lanes, 1, keys)
+    else:
+        score_nbts = torch.matmul(content_nbtH, key_nbsH.transpose(2, 3))
+    position_nqH = position_nbtH.flatten(1, 2)
+    if position_nqH.shape[1] == 1:
+        by_distance_nqr = torch.bmm(distance_nrH, position_nqH.transpose(1, 2))
+    else:
+        by_distance_nqr = torch.bmm(position_nqH, distance_nrH.transpose(1, 2))
+    by_distance_nba = by_distance_nqr.view(heads, lanes, queries * (keys + 1))
+    return score_nbts.add_(by_distance_nba[..., queries - 1 : -1].view(heads, lanes, queries, keys))

@@ -7,7 +7,7 @@ Every implementation has the signature of `plain_attention` and a name in `ATTEN
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,4 +88,17 @@ def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
     return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
 
 
-ATTENTION: dict[str, RelativeAttention] = {"plain": plain_attention, "blockwise": blockwise_attention}
+def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
+    """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
+
+    Blockwise on a CPU. Elsewhere plain: no run on a GPU has been recorded that another could be chosen by.
+    """
+    attend = blockwise_attention if query_BTNH.device.type == "cpu" else plain_attention
+    return attend(query_BTNH=query_BTNH, **others)
+
+
+ATTENTION: dict[str, RelativeAttention] = {
+    "auto": automatic_attention,
+    "plain": plain_attention,
+    "blockwise": blockwise_attention,
+}

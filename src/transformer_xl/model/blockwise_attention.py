@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.model.reading_attention import reading_attention
 from transformer_xl.model.visibility import Visibility
 
 SCORES_AT_ONCE = 1 << 20
@@ -47,6 +48,16 @@ def blockwise_attention(
 
     Keys and values that lie in memory as (N, B, S, H) are not copied.
     """
+    if dropout == 0 and not torch.is_grad_enabled():
+        return reading_attention(
+            query_BTNH=query_BTNH,
+            key_BSNH=key_BSNH,
+            value_BSNH=value_BSNH,
+            position_RNH=position_RNH,
+            content_bias_NH=content_bias_NH,
+            position_bias_NH=position_bias_NH,
+            visible=visible,
+        )
     attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
         query_BTNH, key_BSNH, value_BSNH, position_RNH, content_bias_NH, position_bias_NH, visible, dropout
     )

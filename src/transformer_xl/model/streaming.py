@@ -187,8 +187,7 @@ class KeyValueStream(Stream):
         keys = slots + segment_len
         if keys > self._encoded:
             self._encoded = min(keys + keys // 2, self.mem_len + 2 * segment_len)
-            made_for = self._encoded - segment_len
-            self._encodings = self._model.encodings(segment_len=segment_len, slots=made_for, like=like)
+            self._encodings = self._model.kept_encodings(keys=self._encoded, like=like)
         return [self._model.encoding_of_newest(encoding, keys=keys) for encoding in self._encodings]
 
     def _forget(self, lanes: Sequence[int]) -> None:

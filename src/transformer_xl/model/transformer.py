@@ -86,6 +86,10 @@ class MemoryTransformer(LanguageModel):
             like: a tensor of the device and dtype to use.
         """
 
+    def kept_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+        """Give each layer's encoding for so many keys of memory and segment, in the order that is read fastest."""
+        return self.encodings(segment_len=1, slots=keys - 1, like=like)
+
     def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give a layer's encoding for fewer keys than it was made for, as views."""
         return encoding

@@ -159,6 +159,22 @@ def test_keys_and_values_that_are_kept_take_the_room_of_the_memory_and_half_as_m
         assert seen.untyped_storage().nbytes() <= 4 * 6 * max(4, 1.5 * min(number, 100) + 2)
 
 
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.parametrize("how", ["autocast", "model"])
+def test_in_bfloat16_a_session_reads_about_the_same(kind: str, how: str) -> None:
+    exact, model = (model_of(kind, dtype=torch.float32) for _ in range(2))
+    if how == "model":
+        model.bfloat16()
+    tokens_BT = random_tokens(2, 15)
+    with torch.no_grad():
+        expected, _ = read(exact, tokens_BT, exact.empty_memory(2), [5, 5, 1, 4])
+    session = txl.stream(model, batch_size=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+        actual = read_on(session, tokens_BT, [5, 5, 1, 4])
+    assert actual.dtype == torch.float32  # softmax and logarithm are
+    assert 1e-4 < difference(actual, expected) < 0.5
+
+
 def test_a_session_keeps_no_graph_and_outlives_inference_mode() -> None:
     model, tokens_BT = model_of("transformer_xl"), random_tokens(1, 20)
     session = txl.stream(model, batch_size=1)

@@ -39,7 +39,7 @@ def evaluate(
         max_tokens: stop after the segment or window by which this many predictions are counted; None: read all.
         limit: stop after so many segments or windows; None: read all.
         zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
-        autocast: gives the context of a forward pass.
+        autocast: gives the context in which the model is called.
     """
     device = next(model.parameters()).device
     session = stream(
@@ -58,14 +58,14 @@ def evaluate(
     )
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
-    for batch in batches:
-        with autocast():
+    with autocast():  # once for all segments: it keeps the weights that it rounds until it ends
+        for batch in batches:
             if zero_start and batch.step == 1:
                 batch.resets_BT[:, 0] = False  # which would hide the zeros
                 session.start_from(model.zero_memory(batch_size=lengths.batch_size, mem_len=lengths.mem_len))
             nll = session.nll(batch.tokens_BT.to(device), batch.targets_BT.to(device), batch.resets_BT.to(device))
-        nll_sum += nll.sum(dtype=torch.float64)
-        tokens += batch.counted
-        if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
-            break
+            nll_sum += nll.sum(dtype=torch.float64)
+            tokens += batch.counted
+            if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
+                break
     return Score(float(nll_sum) / tokens if tokens else math.nan, tokens)

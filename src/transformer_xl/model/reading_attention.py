@@ -35,32 +35,29 @@ def reading_attention(
 
     Keys and values that lie in memory as (N, B, S, H), and positions as (N, R, H), are read fastest.
     """
-    lanes, queries, heads, width = query_BTNH.shape
-    scale = width**-0.5
-    with torch.autocast(query_BTNH.device.type, enabled=False):
-        query_NBTH = query_BTNH.permute(2, 0, 1, 3)
-        content_NBTH = (query_NBTH + content_bias_NH[:, None, None]).mul_(scale).to(query_BTNH.dtype)
-        position_NBTH = (query_NBTH + position_bias_NH[:, None, None]).mul_(scale).to(query_BTNH.dtype)
-        key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
-        distance_NRH = position_RNH.transpose(0, 1)
-        attended_NBTH = query_BTNH.new_empty(heads, lanes, queries, value_NBSH.shape[-1])
-        for rows, keys, hidden in visible.blocks:
-            # the first key's distance from the last query, to no distance at all
-            distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
-            scores = (rows.stop - rows.start) * (keys.stop - keys.start)
-            for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores):
-                score_nbts = _scores(
-                    content_NBTH[some_heads, some_lanes, rows],
-                    position_NBTH[some_heads, some_lanes, rows],
-                    key_NBSH[some_heads, some_lanes, keys],
-                    distance_NRH[some_heads, distances],
-                )
-                for part, hidden_Bts in hidden:
-                    columns = slice(part.start - keys.start, part.stop - keys.start)
-                    score_nbts[..., columns].masked_fill_(hidden_Bts[some_lanes], -torch.inf)
-                torch.softmax(score_nbts, dim=-1, out=score_nbts)
-                value_nbsH = value_NBSH[some_heads, some_lanes, keys]
-                attended_NBTH[some_heads, some_lanes, rows] = torch.matmul(score_nbts, value_nbsH)
+    content_NBTH = (query_BTNH + content_bias_NH).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    position_NBTH = (query_BTNH + position_bias_NH).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
+    distance_NRH = position_RNH.transpose(0, 1)
+    heads, lanes, queries, _ = content_NBTH.shape
+    attended_NBTH = query_BTNH.new_empty(heads, lanes, queries, value_NBSH.shape[-1])
+    for rows, keys, hidden in visible.blocks:
+        # the first key's distance from the last query, to no distance at all
+        distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
+        scores = (rows.stop - rows.start) * (keys.stop - keys.start)
+        for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores):
+            score_nbts = _scores(
+                content_NBTH[some_heads, some_lanes, rows],
+                position_NBTH[some_heads, some_lanes, rows],
+                key_NBSH[some_heads, some_lanes, keys],
+                distance_NRH[some_heads, distances],
+            )
+            for part, hidden_Bts in hidden:
+                columns = slice(part.start - keys.start, part.stop - keys.start)
+                score_nbts[..., columns].masked_fill_(hidden_Bts[some_lanes], -torch.inf)
+            torch.softmax(score_nbts, dim=-1, out=score_nbts)
+            value_nbsH = value_NBSH[some_heads, some_lanes, keys]
+            attended_NBTH[some_heads, some_lanes, rows] = torch.matmul(score_nbts, value_nbsH)
     return attended_NBTH.permute(1, 2, 0, 3)
 
 
@@ -75,22 +72,26 @@ def _parts(*, heads: int, lanes: int, scores: int) -> Iterator[tuple[slice, slic
 
 def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, distance_nrH: Tensor) -> Tensor:
     """Give scores (n, b, t, s)."""
-    heads, lanes, queries, _ = content_nbtH.shape
+    heads, lanes, queries, width = content_nbtH.shape
     keys = key_nbsH.shape[2]
+    scale = width**-0.5
     if heads == lanes == 1:
         by_distance_a = key_nbsH.new_empty(queries * (keys + 1))
         torch.mm(position_nbtH[0, 0], distance_nrH[0].t(), out=by_distance_a.view(queries, keys + 1))
         score_ts = by_distance_a[queries - 1 : -1].view(queries, keys)
-        return score_ts.addmm_(content_nbtH[0, 0], key_nbsH[0, 0].t())[None, None]
-    if queries == 1:
-        # a matrix times a vector: as the right factor, a query is read once and every key as it lies
-        score_nbts = torch.matmul(key_nbsH, content_nbtH.transpose(2, 3)).view(heads, lanes, 1, keys)
-    else:
-        score_nbts = torch.matmul(content_nbtH, key_nbsH.transpose(2, 3))
+        return score_ts.addmm_(content_nbtH[0, 0], key_nbsH[0, 0].t(), beta=scale, alpha=scale)[None, None]
+    content_ptH, key_psH = content_nbtH.flatten(0, 1), key_nbsH.flatten(0, 1)
     position_nqH = position_nbtH.flatten(1, 2)
+    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
     if position_nqH.shape[1] == 1:
         by_distance_nqr = torch.bmm(distance_nrH, position_nqH.transpose(1, 2))
     else:
         by_distance_nqr = torch.bmm(position_nqH, distance_nrH.transpose(1, 2))
-    by_distance_nba = by_distance_nqr.view(heads, lanes, queries * (keys + 1))
-    return score_nbts.add_(by_distance_nba[..., queries - 1 : -1].view(heads, lanes, queries, keys))
+    by_key_pa = by_distance_nqr.view(len(content_ptH), queries * (keys + 1))[:, queries - 1 : -1]
+    if queries == 1:
+        score_pts = torch.baddbmm(by_key_pa[..., None], key_psH, content_ptH.transpose(1, 2), beta=scale, alpha=scale)
+    else:
+        score_pts = torch.baddbmm(
+            by_key_pa.view(-1, queries, keys), content_ptH, key_psH.transpose(1, 2), beta=scale, alpha=scale
+        )
+    return score_pts.view(heads, lanes, queries, keys)

@@ -135,6 +135,7 @@ class KeyValueStream(Stream):
         self._layers = [KeyValueBuffer() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
         self._encoded = 0
+        self._newest_encodings: tuple[int, Sequence[Encoding]] = 0, ()
         self._slots = 0
         self._length_B = model.empty_memory(batch_size, mem_len).length_B
 
@@ -188,7 +189,11 @@ class KeyValueStream(Stream):
         if keys > self._encoded:
             self._encoded = min(keys + keys // 2, self.mem_len + 2 * segment_len)
             self._encodings = self._model.kept_encodings(keys=self._encoded, like=like)
-        return [self._model.encoding_of_newest(encoding, keys=keys) for encoding in self._encodings]
+            self._newest_encodings = 0, ()
+        if keys != self._newest_encodings[0]:
+            newest = [self._model.encoding_of_newest(encoding, keys=keys) for encoding in self._encodings]
+            self._newest_encodings = keys, newest
+        return self._newest_encodings[1]
 
     def _forget(self, lanes: Sequence[int]) -> None:
         self._length_B = self._length_B.clone()

@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from transformer_xl.model.positions import relative_shift
+from transformer_xl.model.sdpa_attention import sdpa_attention
+
 
 class RelativeAttention(Protocol):
     """The interface of all implementations."""
@@ -67,23 +70,4 @@ def plain_attention(
     return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
 
 
-def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key, without a copy.
-
-    Column c of row i belongs to distance S-1-c, so key j's score stands in column T-1-i+j: one column further left a
-    row. In a row-major block whose rows are one longer than S, that is the same block read S at a time from T-1 on.
-
-    Args:
-        by_distance_BNTR: (B, N, T, S + 1), contiguous; the last column is of no distance.
-
-    Returns:
-        (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
-        neighbours' values and must be hidden.
-    """
-    batch, heads, queries, columns = by_distance_BNTR.shape
-    keys = columns - 1
-    flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
-    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
-
-
-ATTENTION: dict[str, RelativeAttention] = {"plain": plain_attention}
+ATTENTION: dict[str, RelativeAttention] = {"plain": plain_attention, "sdpa": sdpa_attention}

@@ -6,7 +6,8 @@ Letters: B lanes, T queries, S = M + T keys, D width, N heads, H head width.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
+
+from transformer_xl.model.sdpa_attention import masked_sdpa
 
 
 def content_attention(
@@ -24,12 +25,12 @@ def content_attention(
     Returns:
         (B, T, N, H).
     """
-    attended_BNTH = functional.scaled_dot_product_attention(
+    attended_BNTH = masked_sdpa(
         query_BTNH.transpose(1, 2),
         key_BSNH.transpose(1, 2),
         value_BSNH.transpose(1, 2),
-        attn_mask=visible_BTS[:, None],
-        dropout_p=dropout,
+        mask=visible_BTS[:, None],
+        dropout=dropout,
     )
     return attended_BNTH.transpose(1, 2)
 

@@ -35,6 +35,8 @@ Run = Callable[..., Outcome]
         (["data.segment_len_sd=-1"], ["data.segment_len_sd is -1"]),
         (["data.half_segments=1.5"], ["data.half_segments is 1.5"]),
         (["data.loss=half", "data.segment_len=1"], ["data.loss", "data.segment_len 1"]),
+        (["compile=true", "data.half_segments=0.05"], ["compile", "data.half_segments 0.05"]),
+        (["model=lstm", "compile=true"], ["compile", "lstm"]),
         (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
         (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),
         (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),

@@ -1,4 +1,4 @@
-"""What CUDA's kernel demands of its inputs is looked at here without it; what it computes, by `tests/benchmarks/gpu.py`."""
+"""What CUDA's kernel demands of its inputs, without it; `tests/benchmarks/gpu.py` looks at what it computes."""
 
 from __future__ import annotations
 

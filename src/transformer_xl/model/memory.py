@@ -86,6 +86,13 @@ class SlotMemory(Memory):
         beyond_BM = slot_M < slots - self.length_B[:, None]
         return self.with_rows(self.rows.masked_fill(beyond_BM[None, :, :, None], 0), length_B=self.length_B)
 
+    def with_all_slots(self) -> Self:
+        """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
+        missing = self.mem_len - self.rows.shape[2]
+        if missing == 0:
+            return self
+        return self.with_rows(torch.nn.functional.pad(self.rows, (0, 0, missing, 0)), length_B=self.length_B)
+
     def to(self, device: torch.device | str) -> Self:
         """Give the same memory on another device."""
         return self.with_rows(self.rows.to(device), length_B=self.length_B.to(device))

@@ -36,6 +36,7 @@ Run = Callable[..., Outcome]
         (["data.half_segments=1.5"], ["data.half_segments is 1.5"]),
         (["data.loss=half", "data.segment_len=1"], ["data.loss", "data.segment_len 1"]),
         (["compile=true", "data.half_segments=0.05"], ["compile", "data.half_segments 0.05"]),
+        (["compile=true", "model.attention=blockwise"], ["compile", "'blockwise'"]),
         (["model=lstm", "compile=true"], ["compile", "lstm"]),
         (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
         (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),

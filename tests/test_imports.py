@@ -30,7 +30,7 @@ LAYERS = [
     {"training", "inference", "interop"},
     {
         *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
-        *("resume_rules", "resuming", "checkpoint_fit"),
+        *("resume_rules", "resuming", "checkpoint_fit", "freed_memory"),
     },
     {"commands"},
 ]

@@ -148,6 +148,8 @@ def _check_compile(config: Config) -> list[str]:
     problems = []
     if isinstance(config.model, RecurrentConfig):
         problems.append(f"compile is true, and must be false for {config.model.kind}: its steps are one kernel already")
+    if isinstance(config.model, TransformerXLConfig) and config.model.attention == "blockwise":
+        problems.append("compile is true with model.attention 'blockwise', and needs auto, plain or sdpa")
     if config.data.segment_len_sd or config.data.half_segments:
         problems.append(
             f"compile is true with data.segment_len_sd {config.data.segment_len_sd:g} and data.half_segments "

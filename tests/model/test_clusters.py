@@ -217,7 +217,7 @@ def counted_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_the_host_waits_once_whatever_the_number_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(cutoffs=[4, 10, 21], div_val=2)
+    model = tiny_model(cutoffs=[4, 10, 21], div_val=2, attention="plain")
     tokens_BT, memory = random_tokens(2, 5), model.empty_memory(2)
     with counted_waits(monkeypatch) as waits:
         model.nll(tokens_BT, tokens_BT, memory)

@@ -37,7 +37,7 @@ def sample_tokens(
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    memory = model.empty_cache(batch_size=1)
+    memory = model.empty_memory(batch_size=1)
     tokens = list(prompt)
     start = 0 if model.mem_len else max(0, len(tokens) - segment_len)
     for _ in range(n_tokens):

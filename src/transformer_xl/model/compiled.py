@@ -1,21 +1,19 @@
 """Training's segments read through compiled layers, of fixed shapes, so that one graph serves the whole run.
 
-Letters: B lanes, T tokens, M memory slots.
+Letters: B lanes, T tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_xl.model.interface import TokenLosses, of_kind
-from transformer_xl.model.layers import LayerOutput
 from transformer_xl.model.memory import HiddenMemory, Memory
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import MemoryTransformer, call_layer
 
 
 class CompiledTraining:
@@ -36,8 +34,7 @@ class CompiledTraining:
         """
         self._model = model
         self._segment_len = segment_len
-        layer = torch.compile(_run, backend=backend, dynamic=False)
-        self._layers = [partial(layer, module) for module in model.layers]
+        self._call = torch.compile(call_layer, backend=backend, dynamic=False)
 
     def nll(
         self, tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None
@@ -46,10 +43,4 @@ class CompiledTraining:
         if tokens_BT.shape[1] != self._segment_len:
             return self._model.nll(tokens_BT, targets_BT, memory, resets_BT)
         memory = of_kind(HiddenMemory, memory).with_all_slots()
-        hidden_BTD, memory = self._model.read(tokens_BT, memory, resets_BT, layers=self._layers)
-        return TokenLosses(self._model.head_nll(hidden_BTD, targets_BT), memory)
-
-
-def _run(layer: nn.Module, **arguments: Any) -> LayerOutput:
-    output: LayerOutput = layer(**arguments)
-    return output
+        return self._model.with_layers_called_by(self._call).nll(tokens_BT, targets_BT, memory, resets_BT)

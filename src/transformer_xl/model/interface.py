@@ -78,10 +78,6 @@ class LanguageModel(nn.Module, ABC):
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give the memory of lanes that have read nothing: length 0."""
 
-    def empty_cache(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Give an empty memory for reading token by token in evaluation mode, of a cheaper kind where there is one."""
-        return self.empty_memory(batch_size, mem_len)
-
     @abstractmethod
     def zero_memory(self, batch_size: int) -> Memory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""

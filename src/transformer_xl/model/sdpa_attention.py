@@ -4,7 +4,7 @@ Made for CUDA's memory-efficient kernel, the one that has a gradient for its bia
 at multiples of eight numbers, and heads whose width is a multiple of eight. Where a kernel takes no such bias, torch
 computes what the kernel would: on a CPU in training, and in float64.
 
-Letters: B lanes, T queries, S keys, Z = S rounded up to a multiple of eight, N heads, H head width.
+Letters: B lanes, T queries, S keys, Z = S rounded up to a multiple of eight, R distances, N heads, H head width.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer_xl.model.positions import relative_shift
+from transformer_xl.model.visibility import Visibility
 
 _MULTIPLE = 8
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -27,16 +28,18 @@ def sdpa_attention(
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
-    position_SNH: Tensor,
+    position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible_BTS: Tensor,
+    visible: Visibility,
     dropout: float,
 ) -> Tensor:
     """Attend; see `plain_attention`, whose arguments and result these are."""
     dtype, width = key_BSNH.dtype, query_BTNH.shape[-1]  # under autocast u and v would make queries float32
     bias_BNTS = _position_bias(
-        ((query_BTNH + position_bias_NH) * width**-0.5).to(dtype), position_SNH=position_SNH, visible_BTS=visible_BTS
+        ((query_BTNH + position_bias_NH) * width**-0.5).to(dtype),
+        position_RNH=position_RNH,
+        visible_BTS=visible.mask_BTS,
     )
     attended_BNTH = masked_sdpa(
         _heads_first((query_BTNH + content_bias_NH).to(dtype)),
@@ -80,17 +83,16 @@ def masked_sdpa(
         )
 
 
-def _position_bias(scaled_BTNH: Tensor, *, position_SNH: Tensor, visible_BTS: Tensor) -> Tensor:
+def _position_bias(scaled_BTNH: Tensor, *, position_RNH: Tensor, visible_BTS: Tensor) -> Tensor:
     """Give each key's score by distance, -inf where it is hidden: (B, N, T, S), rows Z numbers apart in memory."""
-    keys = position_SNH.shape[0]
-    spare = -keys % _MULTIPLE
-    # `relative_shift` gives rows one shorter than these: Z
-    padded_RNH = functional.pad(position_SNH, (0, 0, 0, 0, 0, spare + 1))
-    by_distance_BNTR = torch.einsum("btnh,rnh->bntr", scaled_BTNH, padded_RNH)
-    visible_BTZ = functional.pad(visible_BTS, (0, spare)) if spare else visible_BTS
+    spare = -visible_BTS.shape[-1] % _MULTIPLE
+    if spare:
+        position_RNH = functional.pad(position_RNH, (0, 0, 0, 0, 0, spare))
+        visible_BTS = functional.pad(visible_BTS, (0, spare))
+    shifted_BNTZ = relative_shift(torch.einsum("btnh,rnh->bntr", scaled_BTNH, position_RNH))
     # a copy, and not the shifted view itself, which begins in the midst of a row
-    bias_BNTZ = torch.where(visible_BTZ[:, None], relative_shift(by_distance_BNTR), -torch.inf)
-    return bias_BNTZ[..., :keys]
+    bias_BNTZ = torch.where(visible_BTS[:, None], shifted_BNTZ, -torch.inf)
+    return bias_BNTZ[..., :-spare] if spare else bias_BNTZ
 
 
 def _heads_first(per_head: Tensor) -> Tensor:

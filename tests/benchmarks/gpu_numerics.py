@@ -137,7 +137,7 @@ def _losses(setting: Setting, model: MemoryTransformer, nll: Any, *, segment_len
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
+        found.append(float(loss.detach()))
     return found
 
 

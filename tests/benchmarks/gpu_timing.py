@@ -65,9 +65,9 @@ def wait_for(device: torch.device) -> None:
 
 
 def free(device: torch.device) -> None:
-    """Give memory back that nothing holds any more, and forget the peak."""
-    gc.collect()
+    """Give a GPU's memory back that nothing holds any more, and forget its peak."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

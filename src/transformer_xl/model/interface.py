@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 
 from transformer_xl.model.clusters import Clusters, make_clusters
+from transformer_xl.model.heads import TokenEmbedding
 from transformer_xl.model.memory import Memory, MemoryType
 from transformer_xl.model_config import ModelConfig
 
@@ -45,6 +46,7 @@ class LanguageModel(nn.Module, ABC):
         config: what it was made from.
         vocab_size: V.
         clusters: how the vocabulary is cut; one cluster where it is not.
+        embedding: of tokens.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
         same_length: whether each query sees the same number of keys.
@@ -57,6 +59,7 @@ class LanguageModel(nn.Module, ABC):
     config: ModelConfig
     vocab_size: int
     clusters: Clusters
+    embedding: TokenEmbedding
     mem_len: int
     clamp_len: int | None
     same_length: bool
@@ -133,8 +136,9 @@ class LanguageModel(nn.Module, ABC):
             memory: of the same lanes.
             resets_BT: tokens that begin a document.
         """
-        hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
-        return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
+        with self.embedding.sharing_tables():
+            hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
+            return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
 
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
         """Give the same model, its parameters shared, that looks at its context by another rule."""

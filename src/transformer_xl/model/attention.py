@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from transformer_xl.model.blockwise_attention import blockwise_attention
+from transformer_xl.model.blockwise_attention import blockwise_attention, suits_blockwise
 from transformer_xl.model.positions import relative_shift
 from transformer_xl.model.sdpa_attention import sdpa_attention
 from transformer_xl.model.visibility import Visibility
@@ -74,11 +74,10 @@ def plain_attention(
 def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
     """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
 
-    Blockwise on a CPU, but plain in a compiled layer, which `torch.compile` turns into fewer kernels. Elsewhere plain:
-    no run on a GPU has been recorded that another could be chosen by.
+    Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
+    plain: no run on a GPU has been recorded that another could be chosen by.
     """
-    is_eager_on_cpu = query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
-    attend = blockwise_attention if is_eager_on_cpu else plain_attention
+    attend = blockwise_attention if suits_blockwise(query_BTNH) else plain_attention
     return attend(query_BTNH=query_BTNH, **others)
 
 

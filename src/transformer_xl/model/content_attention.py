@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from transformer_xl.model.blockwise_attention import blockwise_content_attention, suits_blockwise
 from transformer_xl.model.sdpa_attention import masked_sdpa
 from transformer_xl.model.visibility import Visibility
 
@@ -14,7 +15,9 @@ from transformer_xl.model.visibility import Visibility
 def content_attention(
     *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, dropout: float
 ) -> Tensor:
-    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1), in torch's own implementation.
+    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1).
+
+    Blockwise on a CPU, elsewhere in torch's own implementation.
 
     Args:
         query_BTNH: queries of the segment.
@@ -26,6 +29,10 @@ def content_attention(
     Returns:
         (B, T, N, H).
     """
+    if suits_blockwise(query_BTNH):
+        return blockwise_content_attention(
+            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, visible=visible, dropout=dropout
+        )
     attended_BNTH = masked_sdpa(
         query_BTNH.transpose(1, 2),
         key_BSNH.transpose(1, 2),

@@ -83,6 +83,13 @@ class SlotMemory(Memory):
         beyond_BM1 = beyond(self.length_B, slots=self.rows.shape[2])
         return self.with_rows(self.rows.detach().masked_fill(beyond_BM1, 0), length_B=self.length_B)
 
+    def with_all_slots(self) -> Self:
+        """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
+        missing = self.mem_len - self.rows.shape[2]
+        if missing == 0:
+            return self
+        return self.with_rows(torch.nn.functional.pad(self.rows, (0, 0, missing, 0)), length_B=self.length_B)
+
     def to(self, device: torch.device | str) -> Self:
         """Give the same memory on another device."""
         return self.with_rows(self.rows.to(device), length_B=self.length_B.to(device))

@@ -180,6 +180,7 @@ def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:
     """Cut a segment where any lane resets; without resets the host need not wait for the device to say where."""
     if resets_BT is None:
         return [slice(0, segment_len)]
-    inner = (resets_BT[:, 1:].any(dim=0).nonzero().flatten() + 1).tolist()
+    begins_T = resets_BT.any(dim=0).tolist()
+    inner = [place for place in range(1, segment_len) if begins_T[place]]
     edges = [0, *inner, segment_len]
     return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, make_decoder_layer
-from transformer_xl.model.positions import descending_distances
+from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import ShawConfig

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import split_evenly
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.interface import LanguageModel, TokenLosses
 from transformer_xl.model.memory import Memory, join_lanes
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
@@ -40,6 +40,7 @@ class LanguageModule(LightningModule):
         self,
         *,
         model: LanguageModel,
+        train_nll: Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses],
         make_optimizer: Callable[[], torch.optim.Optimizer],
         schedule: Schedule,
         eval_config: EvalConfig,
@@ -52,6 +53,7 @@ class LanguageModule(LightningModule):
 
         Args:
             model: the network.
+            train_nll: its `nll`, or a compiled one, by which training reads its segments.
             make_optimizer: called once the parameters are on their device.
             schedule: learning rate by optimizer step.
             eval_config: how validation and test read.
@@ -70,6 +72,7 @@ class LanguageModule(LightningModule):
         self.gradient_norm: Tensor | None = None
         self.identity = identity
         self.schedule = schedule
+        self._train_nll = train_nll
         self._make_optimizer = make_optimizer
         self._eval_config = eval_config
         self._seed = seed
@@ -105,7 +108,7 @@ class LanguageModule(LightningModule):
         memory = self._train_memory.get(batch.chunk)
         if memory is None:
             memory = self._starting_memory(batch)
-        nll, memory = self.model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
+        nll, memory = self._train_nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
         nll_sum = nll.sum()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
         loss = nll_sum * scale

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.key_values import KeyValueBuffer
-from transformer_xl.model.layers import Encoding, Layer
+from transformer_xl.model.layers import Encoding, Layer, WithMemory
 from transformer_xl.model.memory import HiddenMemory, Memory, beyond, check_mem_len, length_after
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model.visibility import visible_keys
@@ -168,8 +169,8 @@ class KeyValueStream(Stream):
         )
         embedded_BTD = model.embed(tokens_BT)
 
-        def with_memory(index: int, layer: Layer, key_value_2NBTH: Tensor) -> Tensor:
-            return self._layers[index].append(key_value_2NBTH, keep=slots)
+        def with_memory(index: int, layer: Layer) -> WithMemory:
+            return partial(self._layers[index].append, keep=slots)
 
         hidden_BTD, _ = model.run_layers(
             embedded_BTD,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from transformer_xl.model.blockwise_attention import blockwise_content_attention, suits_blockwise
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.sdpa_attention import masked_sdpa
 from transformer_xl.model.visibility import Visibility
 
@@ -50,9 +51,9 @@ class ContentSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D)."""

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformer_xl.model.content_attention import content_attention
 from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.layers import Encoding, WithMemory, heads_first
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import RopeConfig
 
@@ -30,9 +31,9 @@ class RotarySelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(
         self,
@@ -102,8 +103,8 @@ class SwiGlu(nn.Module):
 
     def __init__(self, *, d_model: int, d_inner: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(d_model, 2 * d_inner, bias=False)
-        self.down = nn.Linear(d_inner, d_model, bias=False)
+        self.gate_up = Linear(d_model, 2 * d_inner, bias=False)
+        self.down = Linear(d_inner, d_model, bias=False)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Give (B, T, D)."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, make_decoder_layer
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model.visibility import Visibility
@@ -43,9 +44,9 @@ class ShawSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
         self.distance_embedding = DistanceEmbedding(distances=max_distance + 1, n_head=n_head, d_head=d_head)
         self.content_bias = nn.Parameter(torch.empty(n_head, d_head))
 

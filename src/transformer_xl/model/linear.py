@@ -17,7 +17,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Give (..., outputs) for (..., inputs)."""
-        if torch.is_grad_enabled() or input.numel() > _FEW_ROWS * self.in_features or not _is_plain(input, self.weight):
+        is_few = 0 < input.numel() <= _FEW_ROWS * self.in_features
+        if torch.is_grad_enabled() or not is_few or not _is_plain(input, self.weight):
             return super().forward(input)
         rows = input.reshape(-1, self.in_features)
         outputs = _product(self.weight, rows.t()).t()

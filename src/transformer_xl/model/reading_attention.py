@@ -1,11 +1,7 @@
 """Attention for reading alone: what `blockwise_attention` gives where no gradient is asked for.
 
-Scores by distance are made first. Those of one head and lane, read by key as `relative_shift` does, are what products
-of contents are added to where they lie: there is one block of scores, which stays in a processor's cache from there to
-the product with the values.
-
-Letters: B lanes, T queries, S keys, N heads, H head width, R = S + 1 distances; of a
-block: n heads, b lanes, p pairs of them, t queries, s keys, r = s + 1 distances.
+Letters: B lanes, T queries, S keys, N heads, H head width, R = S + 1 distances; of a block: n heads, b lanes, p pairs of
+them, t queries, s keys, r = s + 1 distances.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ from torch import Tensor
 
 from transformer_xl.model.visibility import Visibility
 
-SCORES_AT_ONCE = 1 << 16
-"""Scores of a block that is made of several heads or lanes: enough that work outweighs the calls for it."""
+SCORES_AT_ONCE = 1 << 21
+"""Scores of a block of several heads or lanes: enough that products share the cores, few enough for their cache."""
 
 
 def reading_attention(
@@ -35,8 +31,9 @@ def reading_attention(
 
     Keys and values that lie in memory as (N, B, S, H), and positions as (N, R, H), are read fastest.
     """
-    content_NBTH = (query_BTNH + content_bias_NH).to(query_BTNH.dtype).permute(2, 0, 1, 3)
-    position_NBTH = (query_BTNH + position_bias_NH).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    scale = query_BTNH.shape[-1] ** -0.5
+    content_NBTH = ((query_BTNH + content_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    position_NBTH = ((query_BTNH + position_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
     key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
     distance_NRH = position_RNH.transpose(0, 1)
     heads, lanes, queries, _ = content_NBTH.shape
@@ -72,14 +69,8 @@ def _parts(*, heads: int, lanes: int, scores: int) -> Iterator[tuple[slice, slic
 
 def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, distance_nrH: Tensor) -> Tensor:
     """Give scores (n, b, t, s)."""
-    heads, lanes, queries, width = content_nbtH.shape
+    heads, lanes, queries, _ = content_nbtH.shape
     keys = key_nbsH.shape[2]
-    scale = width**-0.5
-    if heads == lanes == 1:
-        by_distance_a = key_nbsH.new_empty(queries * (keys + 1))
-        torch.mm(position_nbtH[0, 0], distance_nrH[0].t(), out=by_distance_a.view(queries, keys + 1))
-        score_ts = by_distance_a[queries - 1 : -1].view(queries, keys)
-        return score_ts.addmm_(content_nbtH[0, 0], key_nbsH[0, 0].t(), beta=scale, alpha=scale)[None, None]
     content_ptH, key_psH = content_nbtH.flatten(0, 1), key_nbsH.flatten(0, 1)
     position_nqH = position_nbtH.flatten(1, 2)
     # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
@@ -87,11 +78,11 @@ def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, dista
         by_distance_nqr = torch.bmm(distance_nrH, position_nqH.transpose(1, 2))
     else:
         by_distance_nqr = torch.bmm(position_nqH, distance_nrH.transpose(1, 2))
-    by_key_pa = by_distance_nqr.view(len(content_ptH), queries * (keys + 1))[:, queries - 1 : -1]
+    by_key_pts = by_distance_nqr.view(len(content_ptH), queries * (keys + 1))[:, queries - 1 : -1].view(
+        -1, queries, keys
+    )
     if queries == 1:
-        score_pts = torch.baddbmm(by_key_pa[..., None], key_psH, content_ptH.transpose(1, 2), beta=scale, alpha=scale)
+        score_pts = torch.bmm(key_psH, content_ptH.transpose(1, 2)).transpose(1, 2)
     else:
-        score_pts = torch.baddbmm(
-            by_key_pa.view(-1, queries, keys), content_ptH, key_psH.transpose(1, 2), beta=scale, alpha=scale
-        )
-    return score_pts.view(heads, lanes, queries, keys)
+        score_pts = torch.bmm(content_ptH, key_psH.transpose(1, 2))
+    return score_pts.add_(by_key_pts).view(heads, lanes, queries, keys)

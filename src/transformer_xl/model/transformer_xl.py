@@ -74,4 +74,8 @@ class TransformerXL(MemoryTransformer):
 
     def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give the encoding of the distances keys-1 ... 0, and of none."""
-        return {**encoding, "position_RNH": encoding["position_RNH"][-keys - 1 :]}
+        position_RNH = encoding["position_RNH"][-keys - 1 :]
+        if position_RNH.dtype != torch.float32:
+            # the library of products in bfloat16 would copy what is not dense, at each of them
+            position_RNH = position_RNH.transpose(0, 1).contiguous().transpose(0, 1)
+        return {**encoding, "position_RNH": position_RNH}

@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from tests.model.tiny import assert_equal_to
+from transformer_xl.model import content_attention as attention_module
 from transformer_xl.model.content_attention import content_attention
 from transformer_xl.model.visibility import Visibility
 
 B, T, S, N, H = 2, 5, 12, 2, 4
+
+
+@pytest.fixture(params=[True, False], ids=["blockwise", "elsewhere"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_module, "suits_blockwise", lambda query_BTNH: request.param)
 
 
 def parts(seed: int) -> list[torch.Tensor]:

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from transformer_xl.model.blockwise_attention import blockwise_attention
+from transformer_xl.model.blockwise_attention import blockwise_attention, suits_blockwise
+from transformer_xl.model.positions import relative_shift
+from transformer_xl.model.sdpa_attention import sdpa_attention
 from transformer_xl.model.visibility import Visibility
 
 
@@ -69,31 +71,13 @@ def plain_attention(
     return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
 
 
-def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key, without a copy.
-
-    Column c of row i belongs to distance S-1-c, so key j's score stands in column T-1-i+j: one column further left a
-    row. In a row-major block whose rows are one longer than S, that is the same block read S at a time from T-1 on.
-
-    Args:
-        by_distance_BNTR: (B, N, T, S + 1), contiguous; the last column is of no distance.
-
-    Returns:
-        (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
-        neighbours' values and must be hidden.
-    """
-    batch, heads, queries, columns = by_distance_BNTR.shape
-    keys = columns - 1
-    flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
-    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
-
-
 def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
     """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
 
-    Blockwise on a CPU. Elsewhere plain: no run on a GPU has been recorded that another could be chosen by.
+    Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
+    plain: no run on a GPU has been recorded that another could be chosen by.
     """
-    attend = blockwise_attention if query_BTNH.device.type == "cpu" else plain_attention
+    attend = blockwise_attention if suits_blockwise(query_BTNH) else plain_attention
     return attend(query_BTNH=query_BTNH, **others)
 
 
@@ -101,4 +85,5 @@ ATTENTION: dict[str, RelativeAttention] = {
     "auto": automatic_attention,
     "plain": plain_attention,
     "blockwise": blockwise_attention,
+    "sdpa": sdpa_attention,
 }

@@ -19,13 +19,14 @@ the products of contents; backward writes da there, and reads it by distance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.model.reading_attention import reading_attention
 from transformer_xl.model.visibility import Visibility
 
 SCORES_AT_ONCE = 1 << 20
@@ -47,20 +48,51 @@ def blockwise_attention(
 
     Keys and values that lie in memory as (N, B, S, H) are not copied.
     """
+    if dropout == 0 and not torch.is_grad_enabled():
+        return reading_attention(
+            query_BTNH=query_BTNH,
+            key_BSNH=key_BSNH,
+            value_BSNH=value_BSNH,
+            position_RNH=position_RNH,
+            content_bias_NH=content_bias_NH,
+            position_bias_NH=position_bias_NH,
+            visible=visible,
+        )
     attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        query_BTNH, key_BSNH, value_BSNH, position_RNH, content_bias_NH, position_bias_NH, visible, dropout
+        visible, dropout, query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH
     )
     return attended_BTNH
 
 
-class _Operands(NamedTuple):
-    """What the products read: (q + u) / sqrt(H), (q + v) / sqrt(H), k, v, p."""
+def blockwise_content_attention(
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, dropout: float
+) -> Tensor:
+    """Attend by contents alone, a_ij = q_i·k_j / sqrt(H); see `content_attention`."""
+    attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
+        visible, dropout, query_BTNH, key_BSNH, value_BSNH
+    )
+    return attended_BTNH
 
-    content_NBTH: Tensor
-    position_NBTH: Tensor
+
+def suits_blockwise(query_BTNH: Tensor) -> bool:
+    """Say whether blockwise is the fastest that has been measured: on a CPU, but not in a layer that is compiled."""
+    return query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class _Positions(NamedTuple):
+    """What products by distance read: (q + v) / sqrt(H), p."""
+
+    query_NBTH: Tensor
+    distance_NRH: Tensor
+
+
+class _Operands(NamedTuple):
+    """What the products read: (q + u) / sqrt(H), k, v; None where scores know no distance."""
+
+    query_NBTH: Tensor
     key_NBSH: Tensor
     value_NBSH: Tensor
-    distance_NRH: Tensor
+    positions: _Positions | None
 
 
 class _Block(NamedTuple):
@@ -106,52 +138,42 @@ class _Scratch:
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query_BTNH: Tensor,
-        key_BSNH: Tensor,
-        value_BSNH: Tensor,
-        position_RNH: Tensor,
-        content_bias_NH: Tensor,
-        position_bias_NH: Tensor,
-        visible: Visibility,
-        dropout: float,
-    ) -> Tensor:
-        given = (query_BTNH, key_BSNH, value_BSNH, position_RNH, content_bias_NH, position_bias_NH)
-        with torch.autocast(query_BTNH.device.type, enabled=False):
+    def forward(ctx: Any, visible: Visibility, dropout: float, *given: Tensor) -> Tensor:
+        with torch.autocast(given[0].device.type, enabled=False):
             attended_BTNH, kept = _attend(_operands(*given), visible, dropout=dropout)
         ctx.save_for_backward(*given, attended_BTNH, *kept)
-        ctx.visible, ctx.dropout = visible, dropout
+        ctx.visible, ctx.dropout, ctx.number_given = visible, dropout, len(given)
         return attended_BTNH
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTNH: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        given, (attended_BTNH, *kept) = ctx.saved_tensors[: ctx.number_given], ctx.saved_tensors[ctx.number_given :]
         with torch.autocast(grad_BTNH.device.type, enabled=False):
             gradients = _gradients(
-                _operands(*saved[:6]), ctx.visible, grad_BTNH, saved[6], kept=saved[7:], dropout=ctx.dropout
+                _operands(*given), ctx.visible, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout
             )
-        return (*gradients, None, None)
+        return (None, None, *gradients)
 
 
 def _operands(
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
-    position_RNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
+    content_bias_NH: Tensor | None = None,
+    position_bias_NH: Tensor | None = None,
+    position_RNH: Tensor | None = None,
 ) -> _Operands:
     query_NBTH = query_BTNH.permute(2, 0, 1, 3)
     scale = query_BTNH.shape[-1] ** -0.5
-    return _Operands(
-        content_NBTH=((query_NBTH + content_bias_NH[:, None, None]) * scale).to(query_BTNH.dtype).contiguous(),
-        position_NBTH=((query_NBTH + position_bias_NH[:, None, None]) * scale).to(query_BTNH.dtype).contiguous(),
-        key_NBSH=_heads_first(key_BSNH),
-        value_NBSH=_heads_first(value_BSNH),
-        distance_NRH=position_RNH.transpose(0, 1),
-    )
+
+    def biased(bias_NH: Tensor | None) -> Tensor:
+        sum_NBTH = query_NBTH if bias_NH is None else query_NBTH + bias_NH[:, None, None]
+        scaled_NBTH: Tensor = (sum_NBTH * scale).to(query_BTNH.dtype).contiguous()
+        return scaled_NBTH
+
+    positions = None if position_RNH is None else _Positions(biased(position_bias_NH), position_RNH.transpose(0, 1))
+    return _Operands(biased(content_bias_NH), _heads_first(key_BSNH), _heads_first(value_BSNH), positions)
 
 
 def _heads_first(tensor_BSNH: Tensor) -> Tensor:
@@ -165,7 +187,7 @@ def _heads_first(tensor_BSNH: Tensor) -> Tensor:
 
 def _attend(operands: _Operands, visible: Visibility, *, dropout: float) -> tuple[Tensor, list[Tensor]]:
     """Give what queries attend to, and for each block which weights dropout kept."""
-    heads, lanes, queries, _ = operands.content_NBTH.shape
+    heads, lanes, queries, _ = operands.query_NBTH.shape
     attended_NBTH = operands.value_NBSH.new_empty(heads, lanes, queries, operands.value_NBSH.shape[-1])
     weights, distances = _Scratch(attended_NBTH), _Scratch(attended_NBTH)
     kept: list[Tensor] = []
@@ -186,13 +208,19 @@ def _gradients(
     grad_BTNH: Tensor,
     attended_BTNH: Tensor,
     *,
-    kept: tuple[Tensor, ...],
+    kept: Sequence[Tensor],
     dropout: float,
 ) -> tuple[Tensor, ...]:
-    """Give the gradients of queries, keys, values, positions, and both biases."""
-    to_content, to_position = (torch.empty_like(part) for part in operands[:2])
-    to_key, to_value, to_distance = (
-        torch.zeros_like(part, memory_format=torch.contiguous_format) for part in operands[2:]
+    """Give the gradients of queries, keys and values; where scores know distances, of u, v and positions too."""
+    positions = operands.positions
+    to_query = torch.empty_like(operands.query_NBTH)
+    to_key, to_value = (
+        torch.zeros_like(part, memory_format=torch.contiguous_format)
+        for part in (operands.key_NBSH, operands.value_NBSH)
+    )
+    to_positions = positions and _Positions(
+        torch.empty_like(positions.query_NBTH),
+        torch.zeros_like(positions.distance_NRH, memory_format=torch.contiguous_format),
     )
     grad_NBTH = grad_BTNH.permute(2, 0, 1, 3).contiguous()
     mean_NBT1 = (grad_NBTH * attended_BTNH.permute(2, 0, 1, 3)).sum(dim=-1, keepdim=True)
@@ -210,27 +238,31 @@ def _gradients(
             dropped_pts = torch.mul(weight_pts, kept[number], out=dropped(*weight_pts.shape))
         block.of_keys(to_value).add_(torch.bmm(dropped_pts.transpose(1, 2), grad_ptH))
         score_pts.sub_(block.of_queries(mean_NBT1)).mul_(weight_pts)
-        block.of_queries(to_content).copy_(torch.bmm(score_pts, block.of_keys(operands.key_NBSH)))
-        block.of_keys(to_key).add_(torch.bmm(score_pts.transpose(1, 2), block.of_queries(operands.content_NBTH)))
-        score_nqr = _by_distance(score_pts, block, distances)
-        position_nqH = torch.bmm(score_nqr, block.of_distances(operands.distance_NRH))
-        block.of_queries(to_position).copy_(position_nqH.view(len(score_pts), -1, position_nqH.shape[-1]))
-        block.of_distances(to_distance).add_(
-            torch.bmm(score_nqr.transpose(1, 2), block.by_head(operands.position_NBTH))
-        )
-    scale = to_content.shape[-1] ** -0.5
+        block.of_queries(to_query).copy_(torch.bmm(score_pts, block.of_keys(operands.key_NBSH)))
+        block.of_keys(to_key).add_(torch.bmm(score_pts.transpose(1, 2), block.of_queries(operands.query_NBTH)))
+        if positions is not None and to_positions is not None:
+            score_nqr = _by_distance(score_pts, block, distances)
+            position_nqH = torch.bmm(score_nqr, block.of_distances(positions.distance_NRH))
+            block.of_queries(to_positions.query_NBTH).copy_(position_nqH.view(len(score_pts), -1, to_query.shape[-1]))
+            block.of_distances(to_positions.distance_NRH).add_(
+                torch.bmm(score_nqr.transpose(1, 2), block.by_head(positions.query_NBTH))
+            )
+    scale = to_query.shape[-1] ** -0.5
+    to_key_BSNH, to_value_BSNH = to_key.permute(1, 2, 0, 3), to_value.permute(1, 2, 0, 3)
+    if to_positions is None:
+        return to_query.mul_(scale).permute(1, 2, 0, 3), to_key_BSNH, to_value_BSNH
     return (
-        (to_content + to_position).mul_(scale).permute(1, 2, 0, 3),
-        to_key.permute(1, 2, 0, 3),
-        to_value.permute(1, 2, 0, 3),
-        to_distance.transpose(0, 1),
-        to_content.sum(dim=(1, 2)) * scale,
-        to_position.sum(dim=(1, 2)) * scale,
+        (to_query + to_positions.query_NBTH).mul_(scale).permute(1, 2, 0, 3),
+        to_key_BSNH,
+        to_value_BSNH,
+        to_query.sum(dim=(1, 2)) * scale,
+        to_positions.query_NBTH.sum(dim=(1, 2)) * scale,
+        to_positions.distance_NRH.transpose(0, 1),
     )
 
 
 def _blocks(operands: _Operands, visible: Visibility) -> Iterator[_Block]:
-    heads, lanes, queries, _ = operands.content_NBTH.shape
+    heads, lanes, queries, _ = operands.query_NBTH.shape
     for query_block in visible.blocks:
         rows, keys = query_block.queries, query_block.keys
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
@@ -248,15 +280,17 @@ def _blocks(operands: _Operands, visible: Visibility) -> Iterator[_Block]:
 
 def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _Scratch) -> Tensor:
     """Give a block's attention weights (p, t, s) before dropout."""
-    query_ptH, key_psH = block.of_queries(operands.content_NBTH), block.of_keys(operands.key_NBSH)
+    query_ptH, key_psH = block.of_queries(operands.query_NBTH), block.of_keys(operands.key_NBSH)
     pairs, queries, keys = len(query_ptH), query_ptH.shape[1], key_psH.shape[1]
     score_pts = weights(pairs, queries, keys)
     torch.bmm(query_ptH, key_psH.transpose(1, 2), out=score_pts)
-    position_nqH, distance_nrH = block.by_head(operands.position_NBTH), block.of_distances(operands.distance_NRH)
-    by_distance_pa = distances(pairs, queries * (keys + 1))
-    torch.bmm(position_nqH, distance_nrH.transpose(1, 2), out=by_distance_pa.view(len(distance_nrH), -1, keys + 1))
-    score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
-    score_nbts = score_pts.view(len(distance_nrH), -1, queries, keys)
+    if operands.positions is not None:
+        position_nqH = block.by_head(operands.positions.query_NBTH)
+        distance_nHr = block.of_distances(operands.positions.distance_NRH).transpose(1, 2)
+        by_distance_pa = distances(pairs, queries * (keys + 1))
+        torch.bmm(position_nqH, distance_nHr, out=by_distance_pa.view(len(distance_nHr), -1, keys + 1))
+        score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
+    score_nbts = score_pts.view(block.heads.stop - block.heads.start, -1, queries, keys)
     for part, hidden_bts in block.hidden:
         start, stop = part.start - block.keys.start, part.stop - block.keys.start
         score_nbts[..., start:stop].masked_fill_(hidden_bts, -torch.inf)

@@ -6,15 +6,19 @@ Letters: B lanes, T queries, S = M + T keys, D width, N heads, H head width.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
 
+from transformer_xl.model.blockwise_attention import blockwise_content_attention, suits_blockwise
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.sdpa_attention import masked_sdpa
 from transformer_xl.model.visibility import Visibility
 
 
 def content_attention(
     *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, dropout: float
 ) -> Tensor:
-    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1), in torch's own implementation.
+    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1).
+
+    Blockwise on a CPU, elsewhere in torch's own implementation.
 
     Args:
         query_BTNH: queries of the segment.
@@ -26,12 +30,16 @@ def content_attention(
     Returns:
         (B, T, N, H).
     """
-    attended_BNTH = functional.scaled_dot_product_attention(
+    if suits_blockwise(query_BTNH):
+        return blockwise_content_attention(
+            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, visible=visible, dropout=dropout
+        )
+    attended_BNTH = masked_sdpa(
         query_BTNH.transpose(1, 2),
         key_BSNH.transpose(1, 2),
         value_BSNH.transpose(1, 2),
-        attn_mask=visible.mask_BTS[:, None],
-        dropout_p=dropout,
+        mask=visible.mask_BTS[:, None],
+        dropout=dropout,
     )
     return attended_BNTH.transpose(1, 2)
 
@@ -43,9 +51,9 @@ class ContentSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D)."""

@@ -82,7 +82,7 @@ class LanguageModel(nn.Module, ABC):
         """Give the memory of lanes that have read nothing: length 0."""
 
     @abstractmethod
-    def zero_memory(self, batch_size: int) -> Memory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
 
     @abstractmethod
@@ -148,8 +148,10 @@ class LanguageModel(nn.Module, ABC):
         return twin
 
 
-def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
-    """Refuse tokens whose lanes are not those of the memory.
+def check_lanes(
+    tokens_BT: Tensor, batch_size: int, *, of: str = "memory", made_with: str = "empty_memory(batch_size={})"
+) -> None:
+    """Refuse tokens whose lanes are not those of the memory, or of what else `made_with` makes.
 
     Raises:
         ValueError: with both numbers.
@@ -160,8 +162,8 @@ def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
         raise ValueError("tokens have 0 positions, and must have at least 1")
     if tokens_BT.shape[0] != batch_size:
         raise ValueError(
-            f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "
-            f"empty_memory(batch_size={tokens_BT.shape[0]})"
+            f"tokens have {tokens_BT.shape[0]} lanes and the {of} has {batch_size}: make it with "
+            f"{made_with.format(tokens_BT.shape[0])}"
         )
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from transformer_xl.model.attention import RelativeAttention
 from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import AlRfouConfig, ShawConfig, TransformerXLConfig, VaswaniConfig
 
@@ -39,7 +40,7 @@ class SelfAttention(Protocol):
     """What a layer attends with: a module of these arguments and those of its encoding."""
 
     n_head: int
-    key_value: nn.Linear
+    key_value: Linear
 
     def __call__(
         self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, **encoding: Tensor
@@ -64,10 +65,10 @@ class RelativeSelfAttention(nn.Module):
         self.n_head = n_head
         self.dropatt = dropatt
         self.attend = attention
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.position = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.position = Linear(d_model, n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(
         self,
@@ -128,10 +129,10 @@ class DecoderLayer(nn.Module):
         self.attention = attention
         self.attention_norm = nn.LayerNorm(d_model)
         self.feed_forward = nn.Sequential(
-            nn.Linear(d_model, d_inner),
+            Linear(d_model, d_inner),
             nn.ReLU(inplace=True),
             make_dropout(dropout, variational=variational_dropout),
-            nn.Linear(d_inner, d_model),
+            Linear(d_inner, d_model),
             make_dropout(dropout, variational=variational_dropout),
         )
         self.feed_forward_norm = nn.LayerNorm(d_model)

@@ -80,8 +80,15 @@ class SlotMemory(Memory):
 
         What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
         """
-        beyond_BM1 = _beyond(self.length_B, slots=self.rows.shape[2])
+        beyond_BM1 = beyond(self.length_B, slots=self.rows.shape[2])
         return self.with_rows(self.rows.detach().masked_fill(beyond_BM1, 0), length_B=self.length_B)
+
+    def with_all_slots(self) -> Self:
+        """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
+        missing = self.mem_len - self.rows.shape[2]
+        if missing == 0:
+            return self
+        return self.with_rows(torch.nn.functional.pad(self.rows, (0, 0, missing, 0)), length_B=self.length_B)
 
     def to(self, device: torch.device | str) -> Self:
         """Give the same memory on another device."""
@@ -204,16 +211,22 @@ def next_memory(
     new_rows_LBMD[:, :, : slots - new] = memory.rows[:, :, old_slots - (slots - new) :]
     for kept_BMD, rows_BTD in zip(new_rows_LBMD, rows_LBTD, strict=True):
         kept_BMD[:, slots - new :] = rows_BTD[:, segment_len - new :].detach()
-    length_B = (memory.length_B + segment_len).clamp(max=mem_len)
-    if resets_BT is not None:
-        position_T = torch.arange(1, segment_len + 1, device=resets_BT.device)
-        last_border_B = (resets_BT * position_T).amax(dim=1)
-        since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
-        length_B = torch.where(last_border_B > 0, since_border_B, length_B)
-    return memory.with_rows(new_rows_LBMD.masked_fill_(_beyond(length_B, slots=slots), 0), length_B=length_B)
+    length_B = length_after(memory.length_B, segment_len=segment_len, mem_len=mem_len, resets_BT=resets_BT)
+    return memory.with_rows(new_rows_LBMD.masked_fill_(beyond(length_B, slots=slots), 0), length_B=length_B)
 
 
-def _beyond(length_B: Tensor, *, slots: int) -> Tensor:
+def length_after(length_B: Tensor, *, segment_len: int, mem_len: int, resets_BT: Tensor | None) -> Tensor:
+    """Count the valid slots of each lane after a segment of T tokens; arguments as in `next_memory`."""
+    after_B = (length_B + segment_len).clamp(max=mem_len)
+    if resets_BT is None:
+        return after_B
+    position_T = torch.arange(1, segment_len + 1, device=resets_BT.device)
+    last_border_B = (resets_BT * position_T).amax(dim=1)
+    since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
+    return torch.where(last_border_B > 0, since_border_B, after_B)
+
+
+def beyond(length_B: Tensor, *, slots: int) -> Tensor:
     """Say which slots are not valid: (B, M, 1)."""
     slot_M = torch.arange(slots, device=length_B.device)
     return (slot_M < slots - length_B[:, None])[..., None]

@@ -5,6 +5,8 @@ Letters: B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,6 +14,7 @@ from torch.nn import functional
 from transformer_xl.model.content_attention import content_attention
 from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.layers import Encoding, WithMemory, heads_first
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import RopeConfig
 
@@ -28,9 +31,9 @@ class RotarySelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(
         self,
@@ -67,9 +70,32 @@ class RotarySelfAttention(nn.Module):
 
 def turn(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
     """Turn the pairs (h, h + H/2) of every head's vector by its slot's angles."""
-    left, right = vector_BSNH.chunk(2, dim=-1)
-    across_BSNH = torch.cat([-right, left], dim=-1)
-    return (vector_BSNH * cos_SH[:, None] + across_BSNH * sin_SH[:, None]).to(vector_BSNH.dtype)
+    turned_BSNH: Tensor = _Turn.apply(vector_BSNH, cos_SH[:, None], sin_SH[:, None])  # type: ignore[no-untyped-call]
+    return turned_BSNH
+
+
+class _Turn(torch.autograd.Function):
+    """As one function: its gradient is turned back, and nothing but the angles need be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_S1H, sin_S1H)
+        return _turned(vector_BSNH, cos_S1H, sin_S1H)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BSNH: Tensor) -> tuple[Tensor | None, ...]:
+        cos_S1H, sin_S1H = ctx.saved_tensors
+        return _turned(grad_BSNH, cos_S1H, -sin_S1H), None, None
+
+
+def _turned(vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+    precise_BSNH = vector_BSNH.to(cos_S1H.dtype)
+    turned_BSNH = precise_BSNH * cos_S1H
+    (left, right), (sin, _) = precise_BSNH.chunk(2, dim=-1), sin_S1H.chunk(2, dim=-1)
+    to_left, to_right = turned_BSNH.chunk(2, dim=-1)
+    to_left.addcmul_(right, sin, value=-1)
+    to_right.addcmul_(left, sin)
+    return turned_BSNH.to(vector_BSNH.dtype)
 
 
 class SwiGlu(nn.Module):
@@ -77,8 +103,8 @@ class SwiGlu(nn.Module):
 
     def __init__(self, *, d_model: int, d_inner: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(d_model, 2 * d_inner, bias=False)
-        self.down = nn.Linear(d_inner, d_model, bias=False)
+        self.gate_up = Linear(d_model, 2 * d_inner, bias=False)
+        self.down = Linear(d_inner, d_model, bias=False)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Give (B, T, D)."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, make_decoder_layer
-from transformer_xl.model.positions import descending_distances
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import ShawConfig
@@ -44,9 +44,9 @@ class ShawSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
         self.distance_embedding = DistanceEmbedding(distances=max_distance + 1, n_head=n_head, d_head=d_head)
         self.content_bias = nn.Parameter(torch.empty(n_head, d_head))
 
@@ -100,3 +100,7 @@ class Shaw(MemoryTransformer):
         clamp_len = furthest if self.clamp_len is None else min(self.clamp_len, furthest)
         distance_S = descending_distances(keys=slots + segment_len, clamp_len=clamp_len, device=like.device)
         return [{"distance_S": distance_S}] * len(self.layers)
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the distances keys-1 ... 0."""
+        return {"distance_S": encoding["distance_S"][-keys:]}

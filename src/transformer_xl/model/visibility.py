@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-QUERIES_AT_ONCE = 256
+QUERIES_AT_ONCE = 128
 """Most queries of a block: few enough to skip most keys that come after them, many enough for large products."""
 
 

@@ -17,26 +17,20 @@ from torch import Tensor
 from transformer_xl.freed_memory import keep_freed_memory
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
+from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.model_config import parse_model
 from transformer_xl.training.throughput import measured_peak_flops
 
 
-class Session:
-    """A text that is read or made piece by piece, its memory carried on."""
-
-    def __init__(self, model: LanguageModel, request: dict[str, Any]) -> None:
-        self.model = model.eval().with_context(clamp_len=request["clamp_len"], same_length=request["same_length"])
-        self.memory = self.model.empty_memory(batch_size=request["batch_size"], mem_len=request["mem_len"])
-
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give the mean loss of all targets."""
-        nll_BT, self.memory = self.model.nll(tokens_BT, targets_BT, self.memory)
-        return nll_BT.mean()
-
-    def log_probs(self, tokens_BT: Tensor) -> Tensor:
-        """Give the log-probabilities of what follows each token."""
-        log_probs_BTV, self.memory = self.model.log_probs(tokens_BT, self.memory)
-        return log_probs_BTV
+def session(request: dict[str, Any], model: LanguageModel) -> Stream:
+    """Begin to read or make a text, piece by piece."""
+    return stream(
+        model.eval(),
+        batch_size=request["batch_size"],
+        mem_len=request["mem_len"],
+        clamp_len=request["clamp_len"],
+        same_length=request["same_length"],
+    )
 
 
 class WholeText:
@@ -56,12 +50,12 @@ class WholeText:
     @torch.no_grad()
     def step(self, drawn: tuple[Tensor, Tensor]) -> float:
         """Read the text; its mean loss."""
-        session = Session(self._model, self._request)
+        text = session(self._request, self._model)
         pieces = zip(*(torch.split(side, self._request["segment_len"], dim=1) for side in drawn), strict=True)
         total = 0.0
         with autocast(self._request):
             for tokens_BT, targets_BT in pieces:
-                total += float(session.loss(tokens_BT, targets_BT)) * targets_BT.numel()
+                total += float(text.nll(tokens_BT, targets_BT).sum())
         return total / self.tokens
 
 
@@ -150,12 +144,13 @@ def training(request: dict[str, Any], model: LanguageModel) -> Training:
 
 def evaluation(request: dict[str, Any], model: LanguageModel) -> Evaluation:
     """Give steps of streaming evaluation."""
-    return Evaluation(request, Session(model, request).loss)
+    text = session(request, model)
+    return Evaluation(request, lambda tokens_BT, targets_BT: text.nll(tokens_BT, targets_BT).mean())
 
 
 def generation(request: dict[str, Any], model: LanguageModel) -> Generation:
     """Give steps of streaming generation."""
-    return Generation(request, Session(model, request).log_probs, filled=False)
+    return Generation(request, session(request, model).log_probs, filled=False)
 
 
 TASKS: dict[str, Callable[[dict[str, Any], LanguageModel], Work]] = {

@@ -108,6 +108,16 @@ def test_importing_the_package_loads_neither_a_framework_nor_torch() -> None:
     assert not (FRAMEWORKS | {"torch"}) & loaded
 
 
+def test_help_loads_neither_a_framework_that_takes_seconds_nor_torch() -> None:
+    """Of the whole program: it composes the configuration, and lists every group."""
+    command = [sys.executable, "-X", "importtime", str(SOURCE.parents[1] / "train.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "d_model: 256" in done.stdout
+    assert "transformer_xl" in loaded
+    assert not {"torch", "lightning", "wandb", "torchmetrics", "matplotlib", "numpy", "pyarrow"} & loaded
+
+
 def test_importing_the_model_loads_no_framework() -> None:
     files = [path for path in MODULES if unit_of(path) == "model"]
     names = [".".join((SOURCE.name, *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import Outcome
-from transformer_xl.training.module import dropout_seed
+from transformer_xl.training.module import dropout_seed, seed_generators
 
 Run = Callable[..., Outcome]
 DROPOUT = ["model.dropout=0.2", "model.dropatt=0.1"]
@@ -195,3 +195,11 @@ def test_plateau_lowers_the_learning_rate_of_later_steps(tiny_run: Run) -> None:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true", "bf16-true"])
 def test_precisions_train(tiny_run: Run, precision: str) -> None:
     assert losses(tiny_run(f"trainer.precision={precision}"))[-1] < 5.7
+
+
+def test_seeding_draws_what_torchs_own_would() -> None:
+    torch.manual_seed(2**62 + 5)
+    expected = torch.rand(3)
+    torch.rand(3)
+    seed_generators(2**62 + 5, device=torch.device("cpu"))
+    assert torch.equal(torch.rand(3), expected)

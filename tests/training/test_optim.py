@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import tiny_model_config
 from transformer_xl.config import AdamConfig, SgdConfig
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.optim import make_optimizer, parameter_groups
+from transformer_xl.training.optim import clip_by_norm, make_optimizer, parameter_groups
 
 
 @pytest.fixture
@@ -82,3 +83,30 @@ def test_fused_adam_takes_the_same_steps(model: TransformerXL) -> None:
             optimizer.step()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1 - 1e-6, 1.0, 1 + 1e-7, 1 + 1e-6, 1e3])
+@pytest.mark.parametrize("spoilt", [1.0, float("inf"), float("nan")])
+def test_clipping_is_torchs_to_the_bit(limit: float, spoilt: float) -> None:
+    """Also where it would change nothing, and is left out."""
+    ours, theirs = ([nn.Parameter(torch.zeros(3, 5)), nn.Parameter(torch.zeros(7))] for _ in range(2))
+    drawn = torch.Generator().manual_seed(1)
+    for one, other in zip(ours, theirs, strict=True):
+        one.grad = torch.randn(one.shape, generator=drawn) * spoilt
+        other.grad = one.grad.clone()
+    norm = torch.nn.utils.get_total_norm([one.grad for one in ours if one.grad is not None])
+    limit = limit * (float(norm) if norm.isfinite() else 1.0)
+    clip_by_norm(ours, norm=norm, limit=limit)
+    assert torch.nn.utils.clip_grad_norm_(theirs, limit).equal(norm) or spoilt != 1
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradients_below_the_limit_are_not_touched() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.ones(3)
+    version = weight.grad._version
+    clip_by_norm([weight], norm=weight.grad.norm(), limit=2.0)
+    assert weight.grad._version == version
+    clip_by_norm([weight], norm=weight.grad.norm(), limit=1.0)
+    assert weight.grad._version > version

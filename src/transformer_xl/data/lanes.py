@@ -130,20 +130,21 @@ class CorpusLanes:
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
         """Read positions [start, stop) of contiguous lanes."""
-        assert 0 <= start < stop <= self.lane_len
-        count = len(self.order)
+        lane_len, count, length = self.lane_len, len(self.order), stop - start
+        assert 0 <= start < stop <= lane_len
         # One more than the inputs: the last target, which at a lane's end is the next lane's first token.
-        window = np.zeros((len(lanes), stop - start + 1), np.int64)
-        targets = np.full((len(lanes), stop - start), NOT_COUNTED, np.int64)
-        firsts = [min(lane * self.lane_len + start, count) for lane in lanes]
-        for row, first in enumerate(firsts):
-            found = self.order.read(epoch=epoch, start=first, stop=min(first + stop - start + 1, count))
-            window[row, : len(found)] = found
-            here = max(0, len(found) - 1)
-            targets[row, :here] = found[1:]
+        window = np.zeros((len(lanes), length + 1), np.int64)
+        firsts = [min(lane * lane_len + start, count) for lane in lanes]
+        lengths = [min(length + 1, count - first) for first in firsts]
+        for inputs, first, found in zip(window, firsts, lengths, strict=True):
+            inputs[:found] = self.order.read(epoch=epoch, start=first, stop=first + found)
+        targets = window[:, 1:].copy()
+        for nexts, found in zip(targets, lengths, strict=True):
+            if found <= length:
+                nexts[max(0, found - 1) :] = NOT_COUNTED
         resets = np.zeros(targets.shape, np.bool_)
         if self.resets:
-            lasts = [min(first + stop - start, count) for first in firsts]
+            lasts = [min(first + length, count) for first in firsts]
             for row, places in enumerate(self.order.borders(epoch=epoch, starts=firsts, stops=lasts)):
                 resets[row, places - firsts[row]] = True
         resets[:, : max(0, 1 - start)] = True

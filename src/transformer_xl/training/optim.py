@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transformer_xl.config import AdamConfig, LambConfig, OptimizerConfig, SgdConfig
 from transformer_xl.errors import UserError
@@ -54,6 +54,21 @@ def make_optimizer(
         )
     cls = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
     return cls(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
+
+
+def clip_by_norm(parameters: Sequence[nn.Parameter], *, norm: Tensor, limit: float) -> None:
+    """Scale gradients so that their norm is at most `limit`: the second half of `clip_grad_norm_`, to the bit.
+
+    Args:
+        parameters: whose gradients are scaled in place.
+        norm: of all of them.
+        limit: for it; where the norm is no number, neither are the gradients afterwards.
+    """
+    # As computed there. On a CPU the host can look, and a product with 1 would read and write every gradient for
+    # nothing; on another device it would have to wait.
+    if norm.device.type == "cpu" and limit / (norm + 1e-6) >= 1:
+        return
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 def _lamb() -> Callable[..., torch.optim.Optimizer]:

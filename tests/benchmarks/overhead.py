@@ -1,0 +1,251 @@
+"""What the training program costs a step on top of the step's own work: Lightning, callbacks, data, logging.
+
+A real run trains in windows of steps. After each window the same batches go through a bare loop (a copy of the network
+and of its optimizer: forward, backward, clipping, step, nothing else), so that both sides meet the same machine. Both
+must come to the same losses, bit for bit, or they do not do the same work.
+
+Two figures come out. `apart`: the share of a run's step in which none of the work's calls is under way, measured within
+each step, by the clock on the wall and by the processor's time of the main thread, which other processes hardly move.
+`ratio`: a window's time over that of its bare twin, the plain comparison, which a busy machine makes noisy.
+
+    python -m tests.benchmarks.overhead [--windows N] [--wandb] [--profile FILE] [key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import cProfile
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor
+
+from transformer_xl import build, build_trainer, devices
+from transformer_xl.commands.composing import compose
+from transformer_xl.config import Config, WandbConfig
+from transformer_xl.data.batch import Batch
+from transformer_xl.plan import make_plan
+from transformer_xl.training.loggers import finish, open_wandb
+from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.signals import StopSignals
+
+WINDOW = 10
+"""Steps: one writing of the log each."""
+_CLIPPING = ("get_total_norm", "clip_grads_with_norm_")
+
+
+class Seconds(NamedTuple):
+    """Of the clock on the wall, and of the main thread on its processor: what other processes take is not in it."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Seconds:
+        """Read both clocks."""
+        return cls(time.perf_counter(), time.thread_time())
+
+    def since(self, start: Seconds) -> Seconds:
+        """Subtract."""
+        return Seconds(self.wall - start.wall, self.cpu - start.cpu)
+
+    def plus(self, other: Seconds) -> Seconds:
+        """Add."""
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+    def over(self, steps: int) -> Seconds:
+        """Divide."""
+        return Seconds(self.wall / steps, self.cpu / steps)
+
+
+class Work:
+    """The time during which one of the work's calls is under way."""
+
+    def __init__(self) -> None:
+        self.total = Seconds(0.0, 0.0)
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the time of a call."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            start = Seconds.now()
+            result = call(*args, **kwargs)
+            self.total = self.total.plus(Seconds.now().since(start))
+            return result
+
+        return counted
+
+    def timed_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the time of an optimizer's step without its closure, in which everything else happens."""
+
+        def counted(closure: Callable[[], Any]) -> Any:
+            inside = Work()
+            start = Seconds.now()
+            result = step(inside.timed(closure))
+            self.total = self.total.plus(Seconds.now().since(start).since(inside.total))
+            return result
+
+        return counted
+
+
+class Window(NamedTuple):
+    """Seconds a step: of the run, of its part apart from the work, and of the bare loop."""
+
+    run: Seconds
+    apart: Seconds
+    bare: float
+
+
+class BareLoop:
+    """The work alone."""
+
+    def __init__(self, module: LanguageModule, config: Config) -> None:
+        self.model = copy.deepcopy(module.model)
+        ours = build.make_module(config, _NoData(module), self.model, run_id="")
+        self.optimizer = ours.configure_optimizers()
+        self.schedule = ours.schedule
+        self.clip = config.trainer.gradient_clip_val
+        self.autocast = torch.autocast("cpu", torch.bfloat16, enabled=str(config.trainer.precision).startswith("bf16"))
+        self.memory: Any = None
+
+    def run(self, batches: list[Batch]) -> list[Tensor]:
+        """Train on the batches; give the sum of losses of each step."""
+        return [self._step(batch) for batch in batches]
+
+    def _step(self, batch: Batch) -> Tensor:
+        if self.memory is None:
+            self.memory = self.model.empty_memory(batch_size=len(batch.tokens_BT))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.lr(batch.step)
+        with self.autocast:
+            nll, self.memory = self.model.nll(batch.tokens_BT, batch.targets_BT, self.memory, batch.resets_BT)
+            nll_sum = nll.sum()
+            loss = nll_sum / batch.counted
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return nll_sum.detach()
+
+
+class _NoData:
+    """What `make_module` asks of a corpus."""
+
+    def __init__(self, module: LanguageModule) -> None:
+        self.vocabulary = module.model.vocabulary
+        self.fingerprint = type("", (), {"sha256": ""})
+
+
+class Alternating(Callback):
+    """Times windows of the run, and their bare twins after each."""
+
+    def __init__(self, config: Config, *, profile: cProfile.Profile | None) -> None:
+        self.config = config
+        self.profile = profile
+        self.work = Work()
+        self.windows: list[Window] = []
+        self.batches: list[Batch] = []
+        self.losses: list[Tensor] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Let every call of the work be timed."""
+        self.bare = BareLoop(pl_module, self.config)
+        pl_module.model.nll = self.work.timed(pl_module.model.nll)
+        pl_module.backward = self.work.timed(pl_module.backward)
+        optimizer = trainer.optimizers[0]
+        optimizer.step = self.work.timed_step(optimizer.step)  # type: ignore[method-assign]
+        self._begin()
+
+    def _begin(self) -> None:
+        self.batches, self.losses, self.work.total = [], [], Seconds(0.0, 0.0)
+        if self.profile is not None:
+            self.profile.enable()
+        self.start = Seconds.now()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """End a window after its last step."""
+        self.batches.append(batch)
+        self.losses.append(outputs["nll_sum"])
+        if len(self.batches) < WINDOW:
+            return
+        seconds = Seconds.now().since(self.start)
+        apart = seconds.since(self.work.total)
+        if self.profile is not None:
+            self.profile.disable()
+        start = time.perf_counter()
+        theirs = self.bare.run(self.batches)
+        bare = time.perf_counter() - start
+        assert torch.equal(torch.stack(self.losses), torch.stack(theirs)), "both sides must do the same work"
+        self.windows.append(Window(seconds.over(WINDOW), apart.over(WINDOW), bare / WINDOW))
+        self._begin()
+
+
+def measure(
+    overrides: list[str], *, windows: int, folder: Path, profile: cProfile.Profile | None = None
+) -> list[Window]:
+    """Train, and give each window after the first."""
+    intervals = ["trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
+    steps = [f"trainer.max_steps={WINDOW * (windows + 1)}", "scheduler.total_steps=-1"]
+    config = devices.with_device_settings(compose([*overrides, *intervals, *steps]))
+    data = build.open_data(config, vocabulary=None, extend=False, announce=print)
+    plan = make_plan(config, data)
+    config = build.with_total_steps(config, plan)
+    model = build.make_network(config, data, source=None, announce=print)
+    datamodule = build.make_datamodule(config, data, plan)
+    module = build.make_module(config, data, model, run_id="overhead")
+    with StopSignals() as signals:
+        callbacks = build_trainer.make_callbacks(config, data, model, plan, datamodule, folder=folder, signals=signals)
+        trainer = build_trainer.make_trainer(config, plan, callbacks, folder=folder)
+        if isinstance(config.logger, WandbConfig):
+            monitor = open_wandb(config.logger, folder=folder, name="overhead", run_id="overhead", settings={})
+            trainer.loggers = [monitor.logger]
+        alternating = Alternating(config, profile=profile)
+        trainer.callbacks.append(alternating)
+        clipping = {name: alternating.work.timed(getattr(torch.nn.utils, name)) for name in _CLIPPING}
+        with mock.patch.multiple(torch.nn.utils, **clipping):
+            trainer.fit(module, datamodule=datamodule)
+    finish(0)
+    return alternating.windows[1:]
+
+
+def main() -> None:
+    """Measure, and print the shares."""
+    parser = argparse.ArgumentParser(description="The training program's cost on top of a step's own work.")
+    parser.add_argument("--windows", type=int, default=12, help=f"of {WINDOW} steps (default %(default)s)")
+    parser.add_argument("--wandb", action="store_true", help="log to W&B too, offline")
+    parser.add_argument("--profile", type=Path, help="write a profile of the run's windows there, for pstats")
+    parser.add_argument("settings", nargs="*", help="key=value, as for train.py")
+    arguments = parser.parse_args()
+    logger = ["logger=wandb", "logger.mode=offline"] if arguments.wandb else ["logger=none"]
+    profile = cProfile.Profile() if arguments.profile else None
+    with tempfile.TemporaryDirectory() as folder:
+        windows = measure(
+            [*logger, *arguments.settings], windows=arguments.windows, folder=Path(folder), profile=profile
+        )
+    if profile is not None:
+        profile.dump_stats(arguments.profile)
+    print(f"{len(windows)} windows of {WINDOW} steps, {torch.get_num_threads()} threads, medians")
+    print(f"step of the run       {_median(windows, lambda w: w.run.wall * 1e3):8.2f} ms")
+    print(f"step of the bare loop {_median(windows, lambda w: w.bare * 1e3):8.2f} ms")
+    print(f"ratio of both         {_median(windows, lambda w: w.run.wall / w.bare):8.3f}")
+    for clock, index in (("wall", 0), ("main thread's processor", 1)):
+        apart = _median(windows, lambda w, index=index: w.apart[index] * 1e3)
+        share = _median(windows, lambda w, index=index: w.apart[index] / w.run[index])
+        print(f"apart from the work   {apart:8.2f} ms, {share:.2%} of the run's step, by the {clock}'s time")
+
+
+def _median(windows: list[Window], figure: Callable[..., float]) -> float:
+    return statistics.median(figure(window) for window in windows)
+
+
+if __name__ == "__main__":
+    main()

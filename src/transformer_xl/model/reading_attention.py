@@ -1,7 +1,7 @@
 """Attention for reading alone: what `blockwise_attention` gives where no gradient is asked for.
 
-Letters: B lanes, T queries, S keys, N heads, H head width, R = S + 1 distances; of a block: n heads, b lanes, p pairs of
-them, t queries, s keys, r = s + 1 distances.
+Letters: B lanes, T queries, S keys, N heads, H head width, R = S + 1 distances; of a block: n heads, b lanes, p pairs
+of them, t queries, s keys, r = s + 1 distances.
 """
 
 from __future__ import annotations

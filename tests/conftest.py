@@ -59,7 +59,7 @@ def tiny_model_config(**changes: Any) -> TransformerXLConfig:
         "same_length": False,
         "pre_norm": False,
         "untie_r": False,
-        "attention": "plain",
+        "attention": "auto",
         "d_embed": None,
         "cutoffs": [],
         "div_val": 1,

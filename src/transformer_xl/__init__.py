@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformer_xl.interop.loading import load_model
     from transformer_xl.interop.native import save_model
+    from transformer_xl.model.streaming import stream
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["load_model", "save_model", "stream"]
 
-_HOMES = {"load_model": "transformer_xl.interop.loading", "save_model": "transformer_xl.interop.native"}
+_HOMES = {
+    "load_model": "transformer_xl.interop.loading",
+    "save_model": "transformer_xl.interop.native",
+    "stream": "transformer_xl.model.streaming",
+}
 
 
 def __dir__() -> list[str]:

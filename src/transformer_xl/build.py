@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from transformer_xl import init_from
 from transformer_xl.config import Config, ConstantConfig, CosineConfig, InverseSquareRootConfig, PlateauConfig
@@ -21,8 +22,11 @@ from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.clusters import kept_cutoffs
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.compiled import CompiledTraining
+from transformer_xl.model.interface import LanguageModel, TokenLosses
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
+from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.parsing import parse
 from transformer_xl.plan import Plan
 from transformer_xl.run_config import expanded
@@ -125,6 +129,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
 
     return LanguageModule(
         model=model,
+        train_nll=_train_nll(config, model),
         make_optimizer=optimizer_for_model,
         schedule=_SCHEDULES[type(scheduler)](peak=optimizer.lr, config=scheduler),
         eval_config=config.eval,
@@ -139,6 +144,13 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         },
         save_memory=config.callbacks.checkpoint.save_memory,
     )
+
+
+def _train_nll(config: Config, model: LanguageModel) -> Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]:
+    if not config.compile:
+        return model.nll
+    assert isinstance(model, MemoryTransformer)
+    return CompiledTraining(model, segment_len=config.data.segment_len, backend="inductor").nll
 
 
 def make_datamodule(config: Config, data: Dataset, plan: Plan) -> LaneDataModule:

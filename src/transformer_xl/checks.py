@@ -39,6 +39,7 @@ def check(config: Config) -> None:
         *_check_optimization(config),
         *_check_trainer(config.trainer),
         *_check_callbacks(config),
+        *_check_compile(config),
     ]
     if problems:
         raise UserError("; ".join(problems))
@@ -138,6 +139,22 @@ def _check_optimization(config: Config) -> list[str]:
     if isinstance(scheduler, PlateauConfig):
         problems += within(0, 1, scheduler__factor=scheduler.factor)
         problems += at_least(0, scheduler__patience=scheduler.patience, scheduler__min_lr=scheduler.min_lr)
+    return problems
+
+
+def _check_compile(config: Config) -> list[str]:
+    if not config.compile:
+        return []
+    problems = []
+    if isinstance(config.model, RecurrentConfig):
+        problems.append(f"compile is true, and must be false for {config.model.kind}: its steps are one kernel already")
+    if isinstance(config.model, TransformerXLConfig) and config.model.attention == "blockwise":
+        problems.append("compile is true with model.attention 'blockwise', and needs auto, plain or sdpa")
+    if config.data.segment_len_sd or config.data.half_segments:
+        problems.append(
+            f"compile is true with data.segment_len_sd {config.data.segment_len_sd:g} and data.half_segments "
+            f"{config.data.half_segments:g}, and needs segments of one length: both 0"
+        )
     return problems
 
 

@@ -272,6 +272,7 @@ class Config:
     resume: str | None
     init_from: str | None
     init_vocabulary: Literal["keep", "extend"]
+    compile: bool
     model: AnyModelConfig
     recipe: RecipeConfig
     data: AnyDataConfig

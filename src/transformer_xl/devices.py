@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -18,7 +24,7 @@ def with_device_settings(config: Config) -> Config:
     """Resolve `precision: auto` by the device's units.
 
     Raises:
-        UserError: the accelerator is not one, or is not there.
+        UserError: the accelerator is not one, or is not there; `compile` lacks what it needs.
     """
     trainer = config.trainer
     if trainer.accelerator not in _ACCELERATORS:
@@ -37,9 +43,35 @@ def with_device_settings(config: Config) -> Config:
         raise UserError(
             f"trainer.precision is {trainer.precision!r}, which needs a CUDA device; use bf16-mixed or 32-true"
         )
+    if config.compile:
+        _check_compilers(trainer.accelerator)
     if trainer.precision == "auto":
         trainer = replace(trainer, precision=_precision_of(trainer.accelerator))
     return replace(config, trainer=trainer)
+
+
+def _check_compilers(accelerator: str) -> None:
+    """Refuse `compile` where `torch.compile` would fail at the first step, after the corpus has been built."""
+    has_cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    has_mps = accelerator == "mps" or (accelerator == "auto" and not has_cuda and torch.backends.mps.is_available())
+    if has_mps or accelerator == "tpu":
+        raise UserError(
+            f"compile is true with trainer.accelerator {accelerator!r}, and works on CUDA devices and CPUs: use "
+            "compile=false"
+        )
+    if has_cuda and torch.cuda.get_device_capability() < (7, 0):
+        raise UserError("compile is true, and needs a GPU of compute capability 7.0 or more: use compile=false")
+    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if has_cuda and importlib.util.find_spec("triton") is None:
+        missing = "Triton, which is not installed: type pip install triton"
+    elif not has_cuda and sys.platform != "win32" and shutil.which(cxx) is None:
+        missing = f"a C++ compiler, and there is no {cxx}: install it, let the variable CXX name another"
+    elif not has_cuda and not header.exists():
+        missing = f"Python's headers, and there is no {header}: install them (python3-dev)"
+    else:
+        return
+    raise UserError(f"compile is true, and needs {missing}, or use compile=false")
 
 
 def _precision_of(accelerator: str) -> str:

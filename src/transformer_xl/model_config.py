@@ -46,7 +46,7 @@ class TransformerXLConfig(TransformerConfig):
     kind: Literal["transformer_xl"]
     pre_norm: bool
     untie_r: bool
-    attention: Literal["plain"]
+    attention: Literal["auto", "plain", "blockwise", "sdpa"]
 
 
 @dataclass(frozen=True, kw_only=True)

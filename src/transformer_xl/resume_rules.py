@@ -19,7 +19,8 @@ RULES: dict[Change, tuple[str, ...]] = {
         "resume",
         *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
         *("data.tokenizer", "data.vocabulary"),  # files may have moved; another vocabulary is refused by its hash
-        "data.lane_chunks",
+        *("data.lane_chunks", "compile"),
+        "model.attention",  # the same function, computed in another way
         "scheduler.total_steps",  # stays as it is unless the command names it
         "trainer.*",
         "callbacks.*",

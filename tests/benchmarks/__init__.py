@@ -1,0 +1,1 @@
+"""Measured comparisons with other libraries; a person runs them with `python -m tests.benchmarks`."""

@@ -14,6 +14,7 @@ from tests.data.laid_out import evaluation_lanes
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.recall import Recall
+from transformer_xl.data.stream import EvalStream
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.interface import LanguageModel
@@ -63,6 +64,23 @@ def test_windows_score_each_prediction_from_its_own_context(model: LanguageModel
     found = score(model, lanes, stride=stride)
     assert found.tokens == 47
     assert found.loss == pytest.approx(one_by_one(model, lanes, segment_len=5, stride=stride), rel=1e-9)
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("zero_start", [False, True])
+@torch.no_grad()
+def test_a_split_is_scored_as_the_model_reads_it(model: LanguageModel, same_length: bool, zero_start: bool) -> None:
+    changes = {"clamp_len": 4, "same_length": same_length, "segment_len": 4}
+    reader = model.with_context(clamp_len=4, same_length=same_length)
+    memory = model.zero_memory(3, 7) if zero_start else model.empty_memory(3, 7)
+    nll_sum = 0.0
+    for batch in EvalStream(source=source(3), segment_len=4, stride=None, lanes=range(3), device=torch.device("cpu")):
+        resets_BT = batch.resets_BT & (not zero_start or batch.step > 1)
+        nll_BT, memory = reader.nll(batch.tokens_BT, batch.targets_BT, memory, resets_BT)
+        nll_sum += float(nll_BT.sum())
+    found = evaluate(model, source(3), lengths=lengths(**changes), zero_start=zero_start, autocast=nullcontext)
+    assert found.tokens == 47
+    assert found.loss == pytest.approx(nll_sum / 47, rel=1e-9)
 
 
 def test_windows_a_segment_apart_are_segments_without_memory(model: LanguageModel) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.model.tiny import assert_equal_to
 from transformer_xl.model.attention import ATTENTION, RelativeAttention, relative_shift
+from transformer_xl.model.visibility import Visibility
 
 B, T, M, N, H = 2, 5, 7, 2, 8
 S = M + T
@@ -23,9 +24,9 @@ TERMS: dict[str, Score] = {
     "global position bias": lambda q, k, r, u, v: v @ r,
 }
 SILENCED = {
-    "content to content": ["position_SNH", "content_bias_NH"],
+    "content to content": ["position_RNH", "content_bias_NH"],
     "content to position": ["key_BSNH", "position_bias_NH"],
-    "global content bias": ["query_BTNH", "position_SNH"],
+    "global content bias": ["query_BTNH", "position_RNH"],
     "global position bias": ["query_BTNH", "key_BSNH"],
 }
 
@@ -46,7 +47,7 @@ def random_inputs(*, lanes: int = B, width: int = H, dtype: torch.dtype = torch.
         "query_BTNH": (lanes, T, N, width),
         "key_BSNH": (lanes, S, N, width),
         "value_BSNH": (lanes, S, N, width),
-        "position_SNH": (S, N, width),
+        "position_RNH": (S + 1, N, width),
         "content_bias_NH": (N, width),
         "position_bias_NH": (N, width),
     }
@@ -66,7 +67,7 @@ def random_visibility(*, lanes: int = B, seed: int = 0) -> Tensor:
 
 def weights_by_loop(inputs: Inputs, visible_BTS: Tensor, score: Score) -> Tensor:
     """Attention weights (B, N, T, S): one key at a time."""
-    query, key, position = inputs["query_BTNH"], inputs["key_BSNH"], inputs["position_SNH"]
+    query, key, position = inputs["query_BTNH"], inputs["key_BSNH"], inputs["position_RNH"]
     lanes, _, _, width = query.shape
     rows = []
     for b in range(lanes):
@@ -103,7 +104,7 @@ def weights_of(attend: RelativeAttention, inputs: Inputs, visible_BTS: Tensor, *
     """Read the weights off the output: key j's value is the j-th unit vector."""
     lanes = inputs["query_BTNH"].shape[0]
     units = torch.eye(S, dtype=inputs["query_BTNH"].dtype)[None, :, None].expand(lanes, S, N, S)
-    out_BTNS = attend(**{**inputs, "value_BSNH": units}, visible_BTS=visible_BTS, dropout=dropout)
+    out_BTNS = attend(**{**inputs, "value_BSNH": units}, visible=Visibility(visible_BTS), dropout=dropout)
     return out_BTNS.transpose(1, 2)
 
 
@@ -115,7 +116,7 @@ def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(atte
 
     expected = attention_by_loop(inputs, visible_BTS)
     expected_grads = torch.autograd.grad((expected * upstream).sum(), list(inputs.values()))
-    actual = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+    actual = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
     grads = torch.autograd.grad((actual * upstream).sum(), list(inputs.values()))
 
     assert_equal_to(actual, expected, within=1e-9)
@@ -148,9 +149,9 @@ def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: RelativeAttenti
 @every_attention
 def test_without_dropout_two_calls_agree_to_the_last_bit(attend: RelativeAttention) -> None:
     inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
-    first = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+    first = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
     torch.rand(1)
-    assert torch.equal(attend(**inputs, visible_BTS=visible_BTS, dropout=0.0), first)
+    assert torch.equal(attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0), first)
 
 
 @every_attention
@@ -179,9 +180,10 @@ def test_rows_that_nobody_sees_reach_neither_outputs_nor_gradients(
         inputs = random_inputs(dtype=dtype, seed=7)
         for name in ("key_BSNH", "value_BSNH"):
             inputs[name][:, :hidden] = poison
-        inputs["position_SNH"][:hidden] = poison  # distances beyond the farthest key that is seen
+        inputs["position_RNH"][:hidden] = poison  # distances beyond the farthest key that is seen
+        inputs["position_RNH"][S] = poison  # no distance
         inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
-        out = attend(**inputs, visible_BTS=visible_BTS, dropout=0.0)
+        out = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
         grads = torch.autograd.grad(out.square().sum(), list(inputs.values()))
         return out, dict(zip(inputs, grads, strict=True))
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import assert_equal_to, random_tokens, tiny_model
-from transformer_xl.model import heads
+from transformer_xl.model import softmax_losses
 from transformer_xl.model.clusters import make_clusters
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -165,7 +165,7 @@ def test_logits_in_parts_give_the_same_losses_and_gradients(
         return nll_BT, [hidden.grad, *gradients]  # type: ignore[list-item]
 
     whole, gradients = losses_and_gradients()
-    monkeypatch.setattr(heads, "LOGITS_AT_ONCE", 3 * V)
+    monkeypatch.setattr(softmax_losses, "LOGITS_AT_ONCE", 3 * V)
     in_parts, gradients_in_parts = losses_and_gradients()
     assert_equal_to(in_parts, whole, within=1e-12)
     for part, expected in zip(gradients_in_parts, gradients, strict=True):
@@ -195,7 +195,7 @@ def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pyte
         model.head_nll(hidden_BTD, targets_BT)
     assert adaptive.numel < rows * vocab_size / 4
     plain = TransformerXL(tiny_model_config(), vocab_size=vocab_size)
-    monkeypatch.setattr(heads, "LOGITS_AT_ONCE", 8 * vocab_size)
+    monkeypatch.setattr(softmax_losses, "LOGITS_AT_ONCE", 8 * vocab_size)
     with _Largest() as in_parts:
         plain.head_nll(hidden_BTD, targets_BT)
     assert in_parts.numel <= max(8, 16) * vocab_size
@@ -217,7 +217,8 @@ def counted_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_the_host_waits_once_whatever_the_number_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(cutoffs=[4, 10, 21], div_val=2)
+    # on a device other than the CPU, where "auto" is plain
+    model = tiny_model(cutoffs=[4, 10, 21], div_val=2, attention="plain")
     tokens_BT, memory = random_tokens(2, 5), model.empty_memory(2)
     with counted_waits(monkeypatch) as waits:
         model.nll(tokens_BT, tokens_BT, memory)

@@ -11,7 +11,6 @@ from torch import Tensor
 from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
 from transformer_xl.model.memory import (
     HiddenMemory,
-    SlotMemory,
     StateMemory,
     join_lanes,
     memory_from_state_dict,
@@ -48,10 +47,10 @@ def test_the_new_memory_is_the_last_rows_of_old_and_new_since_the_last_border(
     old = [numbered(length, start=100 * lane + 1) for lane, length in enumerate(lengths)]
     new = [numbered(segment_len, start=100 * lane + 51) for lane in range(lanes)]
     memory = memory_of(old, slots=slots, mem_len=mem_len)
-    context_BSD = torch.cat([memory.hidden_LBMD[0], torch.stack(new)], dim=1)
+    rows_BTD = torch.stack(new)
     after = next_memory(
         memory=memory,
-        context_LBSD=[context_BSD, context_BSD],
+        rows_LBTD=[rows_BTD, rows_BTD],
         resets_BT=None if resets is None else torch.tensor(resets),
         segment_len=segment_len,
     )
@@ -158,13 +157,10 @@ def test_state_survives_a_checkpoint_that_can_hold_no_code(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("kind", ["hidden", "key_value"])
-def test_lanes_with_a_number_that_is_not_finite_are_emptied(kind: str, value: float) -> None:
+def test_lanes_with_a_number_that_is_not_finite_are_emptied(value: float) -> None:
     rows_LBMD = torch.randn(L, 3, 4, D)
     rows_LBMD[1, 1, 2, 5] = value
-    name = {"hidden": "hidden_LBMD", "key_value": "key_value_LBMC"}[kind]
-    memory = memory_from_state_dict({"kind": kind, name: rows_LBMD, "length_B": torch.tensor([4, 4, 3]), "mem_len": 4})
-    assert isinstance(memory, SlotMemory)
+    memory = HiddenMemory(hidden_LBMD=rows_LBMD, length_B=torch.tensor([4, 4, 3]), mem_len=4)
     after = memory.without_nonfinite()
     assert type(after) is type(memory)
     assert after.length_B.tolist() == [4, 0, 3]

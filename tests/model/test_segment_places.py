@@ -76,7 +76,7 @@ def encoding(model: Any, place: int) -> torch.Tensor:
 def test_learned_places_are_added_to_every_layers_input() -> None:
     model = model_of("al_rfou", mem_len=20)
     outputs = []
-    model.layers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output.hidden_BTD))
+    model.layers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output))
     _, memory = model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
     expected = outputs[0] + model.place_embedding[1, :SEGMENT_LEN]
     assert_equal_to(memory.hidden_LBMD[1], expected, within=1e-12)

@@ -6,16 +6,11 @@ import cmath
 import math
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.model.kinds import contents, model_of, one_reset
-from tests.model.test_streaming import drawn_resets
-from tests.model.tiny import SEGMENT_LEN, assert_equal_to, difference, random_tokens, read
-from transformer_xl.model.memory import KeyValueMemory, join_lanes, memory_from_state_dict
+from tests.model.kinds import model_of
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens
 
 EXACT = 1e-9
 
@@ -79,100 +74,6 @@ def test_no_layer_has_a_bias_and_the_last_norm_is_there() -> None:
     names = [name for name, _ in rope_model().named_parameters()]
     assert [name for name in names if "bias" in name] == ["softmax.biases.0"]
     assert "last_norm.weight" in names
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    data=st.data(),
-    pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    mem_len=st.integers(0, 9),
-    same_length=st.booleans(),
-)
-def test_a_memory_of_keys_and_values_reads_as_one_of_layer_inputs(
-    data: st.DataObject, pieces: list[int], mem_len: int, same_length: bool
-) -> None:
-    model = rope_model().with_context(clamp_len=None, same_length=same_length and mem_len > 0)
-    tokens_BT, length = random_tokens(2, sum(pieces)), sum(pieces)
-    resets_BT = drawn_resets(data, 2, length)
-    with torch.no_grad():
-        expected, hidden = read(model, tokens_BT, model.empty_memory(2, mem_len), pieces, resets_BT)
-        actual, cache = read(model, tokens_BT, model.empty_cache(2, mem_len), pieces, resets_BT)
-        assert_equal_to(actual, expected, within=EXACT)
-        assert isinstance(cache, KeyValueMemory)
-        assert torch.equal(cache.length_B, hidden.length_B)
-        assert cache.mem_len == hidden.mem_len == mem_len
-        for number, layer in enumerate(model.layers):
-            key_value = layer.attention.key_value(layer.attention_norm(hidden.hidden_LBMD[number]))
-            assert_equal_to(cache.key_value_LBMC[number], key_value, within=EXACT)
-
-
-def test_losses_are_the_same_with_keys_and_values() -> None:
-    model, tokens_BT = rope_model().requires_grad_(False), random_tokens(2, SEGMENT_LEN)
-    _, hidden = model(random_tokens(2, 9, seed=3), model.empty_memory(2))
-    _, cache = model(random_tokens(2, 9, seed=3), model.empty_cache(2))
-    expected, actual = (model.nll(tokens_BT, tokens_BT, memory).nll_BT for memory in (hidden, cache))
-    assert_equal_to(actual, expected, within=EXACT)
-
-
-def test_with_keys_and_values_a_token_costs_its_own_projections_and_not_its_memorys() -> None:
-    model = rope_model().requires_grad_(False)
-    rows: list[int] = []
-    for module in model.layers.modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _, inputs, output: rows.append(inputs[0].shape[1]))
-    projected = {}
-    for name, empty in (("inputs", model.empty_memory(1)), ("keys and values", model.empty_cache(1))):
-        _, memory = read(model, random_tokens(1, 9), empty, [9])
-        rows.clear()
-        model(random_tokens(1, 1), memory)
-        projected[name] = list(rows)
-    one_layer = 5  # keys and values, query, output, gate, down
-    assert projected["keys and values"] == [1] * (2 * one_layer)
-    assert sorted(projected["inputs"]) == [1] * (2 * one_layer - 2) + [8, 8]
-
-
-def test_lanes_of_keys_and_values_join_and_survive_a_checkpoint() -> None:
-    model = rope_model().requires_grad_(False)
-    ages = [model(random_tokens(1, age), model.empty_cache(1)).memory for age in (2, 5, 9)]
-    joined = join_lanes(ages)
-    assert joined.length_B.tolist() == [2, 5, 7]
-    loaded = memory_from_state_dict(joined.state_dict())
-    assert type(loaded) is KeyValueMemory
-    tokens_BT = random_tokens(3, SEGMENT_LEN)
-    actual = model(tokens_BT, loaded).hidden_BTD
-    for lane, memory in enumerate(ages):
-        assert_equal_to(actual[lane : lane + 1], model(tokens_BT[lane : lane + 1], memory).hidden_BTD, within=EXACT)
-        assert torch.equal(contents(joined.lanes(slice(lane, lane + 1)))[:, :, -2:], contents(memory)[:, :, -2:])
-
-
-def test_a_reset_lane_forgets_its_keys_and_values() -> None:
-    model = rope_model().requires_grad_(False)
-    _, memory = model(random_tokens(2, 9), model.empty_cache(2))
-    tokens_BT = random_tokens(2, SEGMENT_LEN)
-    _, after = model(tokens_BT, memory, one_reset(2, SEGMENT_LEN, lane=1, place=3))
-    assert after.length_B.tolist() == [7, 2]
-    assert not after.key_value_LBMC[:, 1, :-2].any()
-    assert after.key_value_LBMC[:, 1, -2:].all()
-
-
-def test_keys_and_values_are_refused_while_weights_change() -> None:
-    model = rope_model()
-    with pytest.raises(ValueError, match="eval"):
-        model.train()(random_tokens(2, SEGMENT_LEN), model.empty_cache(2))
-    with pytest.raises(ValueError, match="mem_len is -1"):
-        model.empty_cache(2, mem_len=-1)
-
-
-def test_keys_and_values_keep_the_type_that_autocast_gives_them() -> None:
-    model = rope_model(dtype=torch.float32).requires_grad_(False)
-    memory = model.empty_cache(2)
-    for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden_BTD, memory = model(random_tokens(2, SEGMENT_LEN), memory)
-        assert memory.key_value_LBMC.dtype == torch.bfloat16
-    exact = rope_model(dtype=torch.float32)
-    expected, _ = read(exact, random_tokens(2, SEGMENT_LEN).repeat(1, 2), exact.empty_memory(2), [5, 5])
-    assert difference(exact.head_log_probs(hidden_BTD.float()), expected[:, 5:]) < 0.3
 
 
 def test_what_either_half_adds_is_dropped_besides_embedding_and_last_hidden_states() -> None:

@@ -26,7 +26,7 @@ from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop import native
 from transformer_xl.interop.loading import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
-from transformer_xl.model.memory import HiddenMemory, KeyValueMemory, Memory, StateMemory
+from transformer_xl.model.memory import HiddenMemory, Memory, StateMemory
 from transformer_xl.sealing import SEALED
 from transformer_xl.training import saved_memory
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
@@ -637,7 +637,6 @@ def memories() -> list[Memory]:
     rows, length_B = torch.randn(2, 3, 5, 4), torch.tensor([5, 2, 0])
     return [
         HiddenMemory(hidden_LBMD=rows, length_B=length_B, mem_len=5),
-        KeyValueMemory(key_value_LBMC=rows, length_B=length_B, mem_len=5),
         StateMemory(state_KLBD=torch.randn(2, 2, 3, 4), mem_len=1),
     ]
 

@@ -143,7 +143,13 @@ def test_a_report_without_a_best_checkpoint_reads_the_last_average(tiny_run: Run
 
 def test_a_best_checkpoint_from_before_the_first_averaged_step_is_its_raw_weights(tiny_run: Run) -> None:
     """A learning rate that grows until the loss does: the first validation is the best."""
-    grows = ["optimizer=sgd", "scheduler=constant", "scheduler.warmup_steps=100", "optimizer.lr=100"]
+    grows = [
+        "optimizer=sgd",
+        "scheduler=constant",
+        "scheduler.warmup_steps=100",
+        "optimizer.lr=100",
+        "trainer.max_steps=4",
+    ]
     outcome = tiny_run(FROM_3, *grows, "trainer.gradient_clip_val=null", "trainer.val_check_interval=1")
     best = outcome.checkpoint("best")
     assert best["global_step"] < 3

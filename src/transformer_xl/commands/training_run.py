@@ -30,6 +30,7 @@ from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
+from transformer_xl.freed_memory import keep_freed_memory
 from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
@@ -125,6 +126,8 @@ class TrainingRun:
 
     def _train_and_report(self, parts: _Parts) -> float | None:
         data, plan, datamodule, module, callbacks, trainer, begins_trained = parts
+        if trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
         outcome = Outcome(
             summary=self.summary,
             folder=self.folder,

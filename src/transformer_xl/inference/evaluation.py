@@ -15,6 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.streaming import stream
 from transformer_xl.scores import Score
 
 
@@ -38,16 +39,17 @@ def evaluate(
         max_tokens: stop after the segment or window by which this many predictions are counted; None: read all.
         limit: stop after so many segments or windows; None: read all.
         zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
-        autocast: gives the context of a forward pass.
+        autocast: gives the context in which the model is called.
     """
-    reader = model.with_context(clamp_len=lengths.clamp_len, same_length=lengths.same_length)
     device = next(model.parameters()).device
-    if zero_start:
-        reader.mem_len = lengths.mem_len
-        memory = reader.zero_memory(batch_size=lengths.batch_size)
-    else:
-        memory = reader.empty_memory(batch_size=lengths.batch_size, mem_len=lengths.mem_len)
-    stream = EvalStream(
+    session = stream(
+        model,
+        batch_size=lengths.batch_size,
+        mem_len=lengths.mem_len,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+    )
+    batches = EvalStream(
         source=source,
         segment_len=lengths.segment_len,
         stride=lengths.stride,
@@ -56,15 +58,14 @@ def evaluate(
     )
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
-    for batch in stream:
-        if zero_start and batch.step == 1:
-            batch.resets_BT[:, 0] = False  # which would hide the zeros
-        with autocast():
-            nll, memory = reader.nll(
-                batch.tokens_BT.to(device), batch.targets_BT.to(device), memory, batch.resets_BT.to(device)
-            )
-        nll_sum += nll.sum(dtype=torch.float64)
-        tokens += batch.counted
-        if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
-            break
+    with autocast():  # once for all segments: it keeps the weights that it rounds until it ends
+        for batch in batches:
+            if zero_start and batch.step == 1:
+                batch.resets_BT[:, 0] = False  # which would hide the zeros
+                session.start_from(model.zero_memory(batch_size=lengths.batch_size, mem_len=lengths.mem_len))
+            nll = session.nll(batch.tokens_BT.to(device), batch.targets_BT.to(device), batch.resets_BT.to(device))
+            nll_sum += nll.sum(dtype=torch.float64)
+            tokens += batch.counted
+            if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
+                break
     return Score(float(nll_sum) / tokens if tokens else math.nan, tokens)

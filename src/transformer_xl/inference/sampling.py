@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.streaming import stream
 
 
 @torch.no_grad()
@@ -35,23 +38,46 @@ def sample_tokens(
     Returns:
         The drawn tokens, without the prompt.
     """
-    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    memory = model.empty_cache(batch_size=1)
+    once = model.relative and model.mem_len > 0
+    next_token = _read_once(model) if once else _read_again(model, segment_len=segment_len)
     tokens = list(prompt)
-    start = 0 if model.mem_len else max(0, len(tokens) - segment_len)
     for _ in range(n_tokens):
-        while not model.relative and len(tokens) - start > segment_len:
+        log_probs = next_token(tokens).float().cpu()
+        tokens.append(_draw(log_probs, temperature=temperature, top_k=top_k, generator=generator))
+    return tokens[len(prompt) :]
+
+
+NextToken = Callable[[list[int]], torch.Tensor]
+"""Gives log-probabilities (V) of what follows tokens, for lists of which each continues the one before."""
+
+
+def _read_once(model: LanguageModel) -> NextToken:
+    device, session, read = next(model.parameters()).device, stream(model, batch_size=1), 0
+
+    def next_token(tokens: list[int]) -> torch.Tensor:
+        nonlocal read
+        unread = torch.tensor([tokens[read:]], device=device)
+        read = len(tokens)
+        return session.log_probs(unread)[0, -1]
+
+    return next_token
+
+
+def _read_again(model: LanguageModel, *, segment_len: int) -> NextToken:
+    """Read the last segment again as it grows, after those before it; without memory, the last `segment_len` tokens."""
+    device, memory, start = next(model.parameters()).device, model.empty_memory(batch_size=1), 0
+
+    def next_token(tokens: list[int]) -> torch.Tensor:
+        nonlocal memory, start
+        if model.mem_len == 0:
+            start = max(0, len(tokens) - segment_len)
+        while len(tokens) - start > segment_len:
             _, memory = model(torch.tensor([tokens[start : start + segment_len]], device=device), memory)
             start += segment_len
-        log_probs, after = model.log_probs(torch.tensor([tokens[start:]], device=device), memory)
-        token = _draw(log_probs[0, -1].float().cpu(), temperature=temperature, top_k=top_k, generator=generator)
-        if model.mem_len == 0:
-            start = max(0, len(tokens) + 1 - segment_len)
-        elif model.relative:
-            memory, start = after, len(tokens)
-        tokens.append(token)
-    return tokens[len(prompt) :]
+        return model.log_probs(torch.tensor([tokens[start:]], device=device), memory).log_probs_BTV[0, -1]
+
+    return next_token
 
 
 def _draw(log_probs: torch.Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator) -> int:

@@ -61,7 +61,7 @@ def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLC
     return checked_model(  # type: ignore[return-value]
         {
             "kind": "transformer_xl",
-            "attention": "plain",
+            "attention": "auto",
             **{name: values[name] for name in _SIZES},
             "d_embed": None if d_embed == values["d_model"] else d_embed,
             "cutoffs": cutoffs,

@@ -6,30 +6,40 @@ Letters: B lanes, T queries, S = M + T keys, D width, N heads, H head width.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
+
+from transformer_xl.model.blockwise_attention import blockwise_content_attention, suits_blockwise
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.sdpa_attention import masked_sdpa
+from transformer_xl.model.visibility import Visibility
 
 
 def content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible_BTS: Tensor, dropout: float
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, dropout: float
 ) -> Tensor:
-    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1), in torch's own implementation.
+    """Attend by the score q·k / sqrt(H) (Vaswani et al., 2017, section 3.2.1).
+
+    Blockwise on a CPU, elsewhere in torch's own implementation.
 
     Args:
         query_BTNH: queries of the segment.
         key_BSNH: keys of memory and segment.
         value_BSNH: values of memory and segment.
-        visible_BTS: which keys a query sees; at least one.
+        visible: which keys a query sees; at least one.
         dropout: probability with which an attention weight is dropped.
 
     Returns:
         (B, T, N, H).
     """
-    attended_BNTH = functional.scaled_dot_product_attention(
+    if suits_blockwise(query_BTNH):
+        return blockwise_content_attention(
+            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, visible=visible, dropout=dropout
+        )
+    attended_BNTH = masked_sdpa(
         query_BTNH.transpose(1, 2),
         key_BSNH.transpose(1, 2),
         value_BSNH.transpose(1, 2),
-        attn_mask=visible_BTS[:, None],
-        dropout_p=dropout,
+        mask=visible.mask_BTS[:, None],
+        dropout=dropout,
     )
     return attended_BNTH.transpose(1, 2)
 
@@ -41,25 +51,17 @@ class ContentSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
-    def forward(self, *, context_BSD: Tensor, segment_len: int, visible_BTS: Tensor) -> Tensor:
-        """Attend from the segment to memory and segment: (B, T, D).
-
-        Args:
-            context_BSD: memory followed by segment.
-            segment_len: T.
-            visible_BTS: which keys each query sees.
-        """
-        heads = (self.n_head, -1)
-        key_value = self.key_value(context_BSD).unflatten(-1, (2, *heads))
+    def forward(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility) -> Tensor:
+        """Attend from the segment to memory and segment: (B, T, D)."""
         attended_BTNH = content_attention(
-            query_BTNH=self.query(context_BSD[:, -segment_len:]).unflatten(-1, heads),
-            key_BSNH=key_value[:, :, 0],
-            value_BSNH=key_value[:, :, 1],
-            visible_BTS=visible_BTS,
+            query_BTNH=self.query(hidden_BTD).unflatten(-1, (self.n_head, -1)),
+            key_BSNH=key_BSNH,
+            value_BSNH=value_BSNH,
+            visible=visible,
             dropout=self.dropatt if self.training else 0.0,
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))

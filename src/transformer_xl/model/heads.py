@@ -5,18 +5,16 @@ Letters: B lanes, T tokens, R rows (tokens of all lanes), D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.model.clusters import Clusters
-
-NOT_COUNTED = -100
-"""The target of a position that no loss counts."""
-
-LOGITS_AT_ONCE = 1 << 28
-"""Logits that a loss holds at a time; more are computed in parts, and again in the backward pass."""
+from transformer_xl.model.shared_tables import SharedTable, shared_table
+from transformer_xl.model.softmax_losses import Columns, Softmax, softmax_losses
 
 
 class TokenEmbedding(nn.Module):
@@ -29,6 +27,7 @@ class TokenEmbedding(nn.Module):
         widths = [width for _, width in clusters.table_shapes] if clusters.projected else []
         self.projections = nn.ParameterList(torch.empty(clusters.d_model, width) for width in widths)
         self.scale = clusters.d_model**0.5
+        self._shared: list[SharedTable] = []
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Embed token ids: (B, T, D)."""
@@ -37,26 +36,50 @@ class TokenEmbedding(nn.Module):
             embedded = functional.linear(embedded, torch.cat(list(self.projections), dim=1))
         return embedded.mul(self.scale)
 
+    @contextmanager
+    def sharing_tables(self) -> Iterator[None]:
+        """Let lookups and a tied softmax in this context make one gradient of each table; on a CPU, for training."""
+        if torch.is_grad_enabled() and self.weights[0].device.type == "cpu" and not torch.compiler.is_compiling():
+            self._shared = [shared_table(weight) for weight in self.weights]
+        try:
+            yield
+        finally:
+            self._shared = []
+
+    @property
+    def softmax_tables(self) -> Sequence[Tensor]:
+        """The matrices for a tied softmax."""
+        return [table.for_softmax for table in self._shared] or list(self.weights)
+
+    @property
+    def _lookup_tables(self) -> Sequence[Tensor]:
+        return [table.for_lookup for table in self._shared] or list(self.weights)
+
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
         """Give all clusters' embeddings side by side, zero but for the token's own.
 
         No token is picked out by its cluster, which would make the host wait for the device; a cluster without a token
         gets a gradient of zeros.
         """
-        if len(self.weights) == 1:
-            return functional.embedding(tokens_BT, self.weights[0])
+        tables = self._lookup_tables
+        if len(tables) == 1:
+            return self._looked_up(tables[0], tokens_BT)
         parts = []
         edges = self.clusters.edges
-        last = len(self.weights) - 1
-        for number, weight in enumerate(self.weights):
+        last = len(tables) - 1
+        for number, table in enumerate(tables):
             start, stop = edges[number], edges[number + 1]
             # an id outside of the vocabulary stays outside of the outer clusters' rows, and is refused there
             lowest = None if number == 0 else 0
             highest = None if number == last else stop - start - 1
             row_BT = (tokens_BT - start).clamp(min=lowest, max=highest)
             inside_BT = (tokens_BT >= start) & (tokens_BT < stop)
-            parts.append(functional.embedding(row_BT, weight) * inside_BT[..., None])
+            parts.append(self._looked_up(table, row_BT) * inside_BT[..., None])
         return torch.cat(parts, dim=-1)
+
+    def _looked_up(self, table: Tensor, row_BT: Tensor) -> Tensor:
+        # a gradient of a few rows is added to that of a shared table; others must be dense, as optimizers want them
+        return functional.embedding(row_BT, table, sparse=bool(self._shared) and row_BT.numel() < len(table))
 
 
 class TokenSoftmax(nn.Module):
@@ -93,10 +116,10 @@ class TokenSoftmax(nn.Module):
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
         """Give log-probabilities (B, T, V), at least float32."""
         shortlist = self.clusters.sizes[0]
-        head = _log_softmax(functional.linear(self._projected(hidden_BTD, 0), *self._head()))
+        head = _log_softmax(_logits(self._projected(hidden_BTD, 0), self._head()))
         parts = [head[..., :shortlist]]
         for number in self.clusters.tails:
-            logits = functional.linear(self._projected(hidden_BTD, number), *self._cluster(number))
+            logits = _logits(self._projected(hidden_BTD, number), (self._cluster(number),))
             column = shortlist + number - 1
             parts.append(head[..., column : column + 1] + _log_softmax(logits))
         return torch.cat(parts, dim=-1) if len(parts) > 1 else head
@@ -105,23 +128,25 @@ class TokenSoftmax(nn.Module):
         """Give losses (B, T) in nats in token order, at least float32; 0 where the target is -100."""
         hidden_RD, target_R = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         if not self.clusters.tails:
-            return _nll(self._projected(hidden_RD, 0), *self._head(), target_R).view(targets_BT.shape)
+            (nll_R,) = softmax_losses([Softmax(self._projected(hidden_RD, 0), self._head(), target_R)])
+            return nll_R.view(targets_BT.shape)
         edges, shortlist = self.clusters.edges, self.clusters.sizes[0]
         cluster_R = torch.zeros_like(target_R)
         for edge in edges[1:-1]:
             cluster_R += target_R >= edge
         head_target_R = torch.where(cluster_R > 0, shortlist - 1 + cluster_R, target_R)
-        head_nll_R = _nll(self._projected(hidden_RD, 0), *self._head(), head_target_R)
+        softmaxes = [Softmax(self._projected(hidden_RD, 0), self._head(), head_target_R)]
         sorted_R, row_R = cluster_R.sort(stable=True)
         numbers = torch.arange(len(edges), device=target_R.device)
         # how many rows each tail has: the one time that the host waits for the device, whatever the number of clusters
         borders = torch.searchsorted(sorted_R, numbers).tolist()
-        tail_nll = [head_nll_R.new_zeros(borders[1])]
         for number in self.clusters.tails:
             row_r = row_R[borders[number] : borders[number + 1]]
             projected = self._projected(hidden_RD[row_r], number)
-            tail_nll.append(_nll(projected, *self._cluster(number), target_R[row_r] - edges[number]))
-        nll_R = head_nll_R + torch.zeros_like(head_nll_R).index_copy(0, row_R, torch.cat(tail_nll))
+            softmaxes.append(Softmax(projected, (self._cluster(number),), target_R[row_r] - edges[number]))
+        head_nll_R, *tail_nll = softmax_losses(softmaxes)
+        within_tail_R = torch.cat([head_nll_R.new_zeros(borders[1]), *tail_nll])
+        nll_R = head_nll_R + torch.zeros_like(head_nll_R).index_copy(0, row_R, within_tail_R)
         return nll_R.view(targets_BT.shape)
 
     def _projected(self, hidden: Tensor, number: int) -> Tensor:
@@ -133,39 +158,26 @@ class TokenSoftmax(nn.Module):
             projection = self._embedding[0].projections[0 if self.clusters.one_table else number]
         return torch.matmul(hidden, projection)
 
-    def _cluster(self, number: int) -> tuple[Tensor, Tensor]:
-        """Give weight and bias of a cluster's tokens."""
-        weights = self.weights if len(self.weights) else self._embedding[0].weights
+    def _cluster(self, number: int) -> Columns:
+        """Give the columns of a cluster's tokens."""
+        tables = self.weights if len(self.weights) else self._embedding[0].softmax_tables
         if not self.clusters.one_table:
-            return weights[number], self.biases[number]
-        rows = slice(self.clusters.edges[number], self.clusters.edges[number + 1])
-        return weights[0][rows], self.biases[0][rows]
+            return Columns(tables[number], self.biases[number], 0, self.clusters.sizes[number])
+        return Columns(tables[0], self.biases[0], self.clusters.edges[number], self.clusters.edges[number + 1])
 
-    def _head(self) -> tuple[Tensor, Tensor]:
-        """Give weight and bias of the shortlist's tokens, followed by those of the tails as wholes."""
-        weight, bias = self._cluster(0)
+    def _head(self) -> tuple[Columns, ...]:
+        """Give the columns of the shortlist's tokens, followed by those of the tails as wholes."""
         if not self.clusters.tails:
-            return weight, bias
-        return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+            return (self._cluster(0),)
+        return self._cluster(0), Columns(self.cluster_weight, self.cluster_bias, 0, len(self.clusters.tails))
 
 
-def _nll(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor) -> Tensor:
-    rows_at_once = max(1, LOGITS_AT_ONCE // len(weight_VD))
-    if len(hidden_RD) <= rows_at_once:
-        return _nll_at_once(hidden_RD, weight_VD, bias_V, target_R)
-    parts = zip(torch.split(hidden_RD, rows_at_once), torch.split(target_R, rows_at_once), strict=True)
-    return torch.cat(
-        [
-            checkpoint(_nll_at_once, hidden, weight_VD, bias_V, target, use_reentrant=False, preserve_rng_state=False)
-            for hidden, target in parts
-        ]
-    )
-
-
-def _nll_at_once(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor) -> Tensor:
-    logits_RV = functional.linear(hidden_RD, weight_VD, bias_V)
-    logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
-    return functional.cross_entropy(logits_RV, target_R, ignore_index=NOT_COUNTED, reduction="none")
+def _logits(hidden: Tensor, columns: tuple[Columns, ...]) -> Tensor:
+    logits = [
+        functional.linear(hidden, part.table_VD[part.start : part.stop], part.bias_V[part.start : part.stop])
+        for part in columns
+    ]
+    return torch.cat(logits, dim=-1)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 
 from transformer_xl.model.clusters import Clusters, make_clusters
+from transformer_xl.model.heads import TokenEmbedding
 from transformer_xl.model.memory import Memory, MemoryType
 from transformer_xl.model_config import ModelConfig
 
@@ -45,6 +46,7 @@ class LanguageModel(nn.Module, ABC):
         config: what it was made from.
         vocab_size: V.
         clusters: how the vocabulary is cut; one cluster where it is not.
+        embedding: of tokens.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
         same_length: whether each query sees the same number of keys.
@@ -57,6 +59,7 @@ class LanguageModel(nn.Module, ABC):
     config: ModelConfig
     vocab_size: int
     clusters: Clusters
+    embedding: TokenEmbedding
     mem_len: int
     clamp_len: int | None
     same_length: bool
@@ -78,12 +81,8 @@ class LanguageModel(nn.Module, ABC):
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give the memory of lanes that have read nothing: length 0."""
 
-    def empty_cache(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Give an empty memory for reading token by token in evaluation mode, of a cheaper kind where there is one."""
-        return self.empty_memory(batch_size, mem_len)
-
     @abstractmethod
-    def zero_memory(self, batch_size: int) -> Memory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
 
     @abstractmethod
@@ -137,8 +136,9 @@ class LanguageModel(nn.Module, ABC):
             memory: of the same lanes.
             resets_BT: tokens that begin a document.
         """
-        hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
-        return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
+        with self.embedding.sharing_tables():
+            hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
+            return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
 
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
         """Give the same model, its parameters shared, that looks at its context by another rule."""
@@ -148,8 +148,10 @@ class LanguageModel(nn.Module, ABC):
         return twin
 
 
-def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
-    """Refuse tokens whose lanes are not those of the memory.
+def check_lanes(
+    tokens_BT: Tensor, batch_size: int, *, of: str = "memory", made_with: str = "empty_memory(batch_size={})"
+) -> None:
+    """Refuse tokens whose lanes are not those of the memory, or of what else `made_with` makes.
 
     Raises:
         ValueError: with both numbers.
@@ -160,8 +162,8 @@ def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
         raise ValueError("tokens have 0 positions, and must have at least 1")
     if tokens_BT.shape[0] != batch_size:
         raise ValueError(
-            f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}: make it with "
-            f"empty_memory(batch_size={tokens_BT.shape[0]})"
+            f"tokens have {tokens_BT.shape[0]} lanes and the {of} has {batch_size}: make it with "
+            f"{made_with.format(tokens_BT.shape[0])}"
         )
 
 

@@ -5,41 +5,56 @@ Letters: B lanes, T tokens, S = M + T keys, D width, N heads, H head width, F fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transformer_xl.model.attention import RelativeAttention
 from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import AlRfouConfig, ShawConfig, TransformerXLConfig, VaswaniConfig
 
 Encoding = Mapping[str, Tensor]
 """What an attention needs to know of positions, by the names of its own arguments."""
 
-
-class SelfAttention(Protocol):
-    """What a layer attends with: a module of these arguments and those of its encoding."""
-
-    def __call__(self, *, context_BSD: Tensor, segment_len: int, visible_BTS: Tensor, **encoding: Tensor) -> Tensor:
-        """Attend from the last `segment_len` positions to all: (B, T, D)."""
-
-
-class LayerOutput(NamedTuple):
-    """A layer's output for the segment, and the rows of memory and segment, of which the new memory is made."""
-
-    hidden_BTD: Tensor
-    context_BSD: Tensor
+WithMemory = Callable[[Tensor], Tensor]
+"""Gives keys and values of memory and segment, (2, N, B, S, H), for those of the segment."""
 
 
 class Layer(Protocol):
     """What a transformer is made of."""
 
+    def key_value(self, rows_BTD: Tensor) -> Tensor:
+        """Project layer inputs to keys and values (2, N, B, T, H)."""
+
     def __call__(
-        self, *, hidden_BTD: Tensor, memory_BMD: Tensor, visible_BTS: Tensor, encoding: Encoding
-    ) -> LayerOutput:
-        """Run the layer over one segment; see `DecoderLayer.forward`."""
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+    ) -> Tensor:
+        """Run the layer over one segment: (B, T, D); see `DecoderLayer.forward`."""
+
+
+class SelfAttention(Protocol):
+    """What a layer attends with: a module of these arguments and those of its encoding."""
+
+    n_head: int
+    key_value: Linear
+
+    def __call__(
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, **encoding: Tensor
+    ) -> Tensor:
+        """Attend from the segment to memory and segment: (B, T, D)."""
+
+
+def heads_first(key_value_BTC: Tensor, *, n_head: int) -> Tensor:
+    """Give what a layer projected to keys and values as (2, N, B, T, H), a view.
+
+    In this order the pieces of memory and segment can be put behind one another, and products made of a head's keys.
+    """
+    lanes, tokens, width = key_value_BTC.shape
+    return key_value_BTC.view(lanes, tokens, 2, n_head, width // (2 * n_head)).permute(2, 3, 0, 1, 4)
 
 
 class RelativeSelfAttention(nn.Module):
@@ -50,45 +65,50 @@ class RelativeSelfAttention(nn.Module):
         self.n_head = n_head
         self.dropatt = dropatt
         self.attend = attention
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.position = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.position = Linear(d_model, n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(
         self,
         *,
-        context_BSD: Tensor,
-        segment_len: int,
-        visible_BTS: Tensor,
-        sinusoid_SD: Tensor,
+        hidden_BTD: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        visible: Visibility,
+        position_RNH: Tensor,
         content_bias_NH: Tensor,
         position_bias_NH: Tensor,
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D).
 
         Args:
-            context_BSD: memory followed by segment.
-            segment_len: T.
-            visible_BTS: which keys each query sees.
-            sinusoid_SD: encodings of the distances S-1 ... 0.
+            hidden_BTD: what queries are made of.
+            key_BSNH: keys of memory and segment.
+            value_BSNH: values of memory and segment.
+            visible: which keys each query sees.
+            position_RNH: projected encodings of the distances S-1 ... 0, and of none; see `project_positions`.
             content_bias_NH: u.
             position_bias_NH: v.
         """
-        heads = (self.n_head, -1)
-        key_value = self.key_value(context_BSD).unflatten(-1, (2, *heads))
         attended_BTNH = self.attend(
-            query_BTNH=self.query(context_BSD[:, -segment_len:]).unflatten(-1, heads),
-            key_BSNH=key_value[:, :, 0],
-            value_BSNH=key_value[:, :, 1],
-            position_SNH=self.position(sinusoid_SD).unflatten(-1, heads),
+            query_BTNH=self.query(hidden_BTD).unflatten(-1, (self.n_head, -1)),
+            key_BSNH=key_BSNH,
+            value_BSNH=value_BSNH,
+            position_RNH=position_RNH,
             content_bias_NH=content_bias_NH,
             position_bias_NH=position_bias_NH,
-            visible_BTS=visible_BTS,
+            visible=visible,
             dropout=self.dropatt if self.training else 0.0,
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
+
+    def project_positions(self, sinusoid_SD: Tensor) -> Tensor:
+        """Project encodings of distances, and add a row of zeros for no distance: (R, N, H)."""
+        position_SNH: Tensor = self.position(sinusoid_SD).unflatten(-1, (self.n_head, -1))
+        return functional.pad(position_SNH, (0, 0, 0, 0, 0, 1))
 
 
 class DecoderLayer(nn.Module):
@@ -109,31 +129,40 @@ class DecoderLayer(nn.Module):
         self.attention = attention
         self.attention_norm = nn.LayerNorm(d_model)
         self.feed_forward = nn.Sequential(
-            nn.Linear(d_model, d_inner),
+            Linear(d_model, d_inner),
             nn.ReLU(inplace=True),
             make_dropout(dropout, variational=variational_dropout),
-            nn.Linear(d_inner, d_model),
+            Linear(d_inner, d_model),
             make_dropout(dropout, variational=variational_dropout),
         )
         self.feed_forward_norm = nn.LayerNorm(d_model)
         self.dropout = make_dropout(dropout, variational=variational_dropout)
 
+    def key_value(self, rows_BTD: Tensor) -> Tensor:
+        """Project layer inputs to keys and values (2, N, B, T, H)."""
+        return self._key_value(self.attention_norm(rows_BTD) if self.pre_norm else rows_BTD)
+
+    def _key_value(self, normed_BTD: Tensor) -> Tensor:
+        return heads_first(self.attention.key_value(normed_BTD), n_head=self.attention.n_head)
+
     def forward(
-        self, *, hidden_BTD: Tensor, memory_BMD: Tensor, visible_BTS: Tensor, encoding: Encoding
-    ) -> LayerOutput:
-        """Run the layer over one segment.
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+    ) -> Tensor:
+        """Run the layer over one segment: (B, T, D).
 
         Args:
             hidden_BTD: the layer's input.
-            memory_BMD: the layer's inputs of earlier segments; no gradient flows into them.
-            visible_BTS: which keys each query sees.
+            with_memory: gives keys and values of memory and segment for those of the segment.
+            visible: which keys each query sees.
             encoding: of positions, for the attention.
         """
-        context_BSD = torch.cat([memory_BMD.detach().to(hidden_BTD.dtype), hidden_BTD], dim=1)
+        normed_BTD = self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
+        key_NBSH, value_NBSH = with_memory(self._key_value(normed_BTD)).unbind(0)
         attended_BTD = self.attention(
-            context_BSD=self.attention_norm(context_BSD) if self.pre_norm else context_BSD,
-            segment_len=hidden_BTD.shape[1],
-            visible_BTS=visible_BTS,
+            hidden_BTD=normed_BTD,
+            key_BSNH=key_NBSH.permute(1, 2, 0, 3),
+            value_BSNH=value_NBSH.permute(1, 2, 0, 3),
+            visible=visible,
             **encoding,
         )
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
@@ -142,7 +171,7 @@ class DecoderLayer(nn.Module):
         else:
             hidden_BTD = self.attention_norm(hidden_BTD)
             hidden_BTD = self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
-        return LayerOutput(hidden_BTD=hidden_BTD, context_BSD=context_BSD)
+        return hidden_BTD
 
 
 def make_decoder_layer(

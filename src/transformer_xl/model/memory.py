@@ -1,7 +1,6 @@
 """The recurrent memory: what every layer read in earlier segments, as a value that goes in and comes out.
 
-Letters: L layers, B lanes, M slots, T tokens of a segment, D width (of a row, whatever it holds), C width of keys and
-values, K states of a recurrent cell.
+Letters: L layers, B lanes, M slots, T tokens of a segment, D width, K states of a recurrent cell.
 """
 
 from __future__ import annotations
@@ -77,14 +76,19 @@ class SlotMemory(Memory):
         return self.length_B.shape[0]
 
     def zeroed(self) -> Self:
-        """Give the same memory with everything beyond the lanes' lengths set to zero.
+        """Give the same memory, detached, with everything beyond the lanes' lengths set to zero.
 
         What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
         """
-        slots = self.rows.shape[2]
-        slot_M = torch.arange(slots, device=self.length_B.device)
-        beyond_BM = slot_M < slots - self.length_B[:, None]
-        return self.with_rows(self.rows.masked_fill(beyond_BM[None, :, :, None], 0), length_B=self.length_B)
+        beyond_BM1 = beyond(self.length_B, slots=self.rows.shape[2])
+        return self.with_rows(self.rows.detach().masked_fill(beyond_BM1, 0), length_B=self.length_B)
+
+    def with_all_slots(self) -> Self:
+        """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
+        missing = self.mem_len - self.rows.shape[2]
+        if missing == 0:
+            return self
+        return self.with_rows(torch.nn.functional.pad(self.rows, (0, 0, missing, 0)), length_B=self.length_B)
 
     def to(self, device: torch.device | str) -> Self:
         """Give the same memory on another device."""
@@ -134,27 +138,6 @@ class HiddenMemory(SlotMemory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyValueMemory(SlotMemory):
-    """Keys and values of the tokens before the segment: what layer inputs become under weights that stay as they are.
-
-    Attributes:
-        key_value_LBMC: keys followed by values, of all heads, as projected: positions have not entered them.
-    """
-
-    kind = "key_value"
-    key_value_LBMC: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        """Keys and values (L, B, M, C)."""
-        return self.key_value_LBMC
-
-    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
-        """Give a memory of other keys and values."""
-        return replace(self, key_value_LBMC=rows_LBMD, length_B=length_B)
-
-
-@dataclass(frozen=True, kw_only=True)
 class StateMemory(Memory):
     """The state of a recurrent network after the last token.
 
@@ -198,7 +181,7 @@ class StateMemory(Memory):
 
 def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
     """Undo `Memory.state_dict`."""
-    kinds: dict[str, Any] = {cls.kind: cls for cls in (HiddenMemory, KeyValueMemory, StateMemory)}
+    kinds: dict[str, Any] = {cls.kind: cls for cls in (HiddenMemory, StateMemory)}
     values = {name: value for name, value in state.items() if name != "kind"}
     memory: Memory = kinds[state["kind"]](**values)
     return memory
@@ -210,27 +193,43 @@ def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:
 
 
 def next_memory(
-    *, memory: SlotMemoryType, context_LBSD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
+    *, memory: SlotMemoryType, rows_LBTD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
 ) -> SlotMemoryType:
     """Keep the newest rows of memory and segment.
 
     Args:
         memory: what the segment was read with.
-        context_LBSD: for each layer, its memory followed by the segment's rows, (B, M + T, D).
+        rows_LBTD: for each layer, the segment's rows.
         resets_BT: tokens that begin a document; what lies before a lane's last one is forgotten.
         segment_len: T.
     """
     mem_len = memory.mem_len
-    slots = min(mem_len, context_LBSD[0].shape[1])
-    newest = slice(context_LBSD[0].shape[1] - slots, None)
-    rows_LBMD = torch.stack([context_BSD[:, newest].detach() for context_BSD in context_LBSD])
-    length_B = (memory.length_B + segment_len).clamp(max=mem_len)
-    if resets_BT is not None:
-        position_T = torch.arange(1, segment_len + 1, device=resets_BT.device)
-        last_border_B = (resets_BT * position_T).amax(dim=1)
-        since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
-        length_B = torch.where(last_border_B > 0, since_border_B, length_B)
-    return memory.with_rows(rows_LBMD, length_B=length_B).zeroed()
+    layers, lanes, old_slots, width = memory.rows.shape
+    slots = min(mem_len, old_slots + segment_len)
+    new = min(slots, segment_len)
+    new_rows_LBMD = rows_LBTD[0].new_empty(layers, lanes, slots, width)
+    new_rows_LBMD[:, :, : slots - new] = memory.rows[:, :, old_slots - (slots - new) :]
+    for kept_BMD, rows_BTD in zip(new_rows_LBMD, rows_LBTD, strict=True):
+        kept_BMD[:, slots - new :] = rows_BTD[:, segment_len - new :].detach()
+    length_B = length_after(memory.length_B, segment_len=segment_len, mem_len=mem_len, resets_BT=resets_BT)
+    return memory.with_rows(new_rows_LBMD.masked_fill_(beyond(length_B, slots=slots), 0), length_B=length_B)
+
+
+def length_after(length_B: Tensor, *, segment_len: int, mem_len: int, resets_BT: Tensor | None) -> Tensor:
+    """Count the valid slots of each lane after a segment of T tokens; arguments as in `next_memory`."""
+    after_B = (length_B + segment_len).clamp(max=mem_len)
+    if resets_BT is None:
+        return after_B
+    position_T = torch.arange(1, segment_len + 1, device=resets_BT.device)
+    last_border_B = (resets_BT * position_T).amax(dim=1)
+    since_border_B = (segment_len + 1 - last_border_B).clamp(max=mem_len)
+    return torch.where(last_border_B > 0, since_border_B, after_B)
+
+
+def beyond(length_B: Tensor, *, slots: int) -> Tensor:
+    """Say which slots are not valid: (B, M, 1)."""
+    slot_M = torch.arange(slots, device=length_B.device)
+    return (slot_M < slots - length_B[:, None])[..., None]
 
 
 def check_mem_len(mem_len: int) -> None:

@@ -1,4 +1,7 @@
-"""Fixed sinusoids of the distance between a query and a key (paper, section 3.3)."""
+"""Fixed sinusoids of the distance between a query and a key (paper, section 3.3), and scores by distance, by key.
+
+Letters: B lanes, T queries, S = M + T keys, N heads.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,22 @@ def descending_distances(*, keys: int, clamp_len: int | None, device: torch.devi
     """Give the distances S-1 ... 0, those above `clamp_len` (null: none) replaced by it."""
     distance_S = torch.arange(keys - 1, -1, -1, device=device)
     return distance_S if clamp_len is None else distance_S.clamp(max=clamp_len)
+
+
+def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
+    """Turn scores by distance into scores by key, without a copy.
+
+    Column c of row i belongs to distance S-1-c, so key j's score stands in column T-1-i+j: one column further left a
+    row. In a row-major block whose rows are one longer than S, that is the same block read S at a time from T-1 on.
+
+    Args:
+        by_distance_BNTR: (B, N, T, S + 1), contiguous; the last column is of no distance.
+
+    Returns:
+        (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
+        neighbours' values and must be hidden.
+    """
+    batch, heads, queries, columns = by_distance_BNTR.shape
+    keys = columns - 1
+    flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
+    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)

@@ -123,9 +123,9 @@ class RecurrentModel(LanguageModel):
         shape = (self.cell.states, len(self.layers), batch_size, self.config.d_model)
         return StateMemory(state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=mem_len)
 
-    def zero_memory(self, batch_size: int) -> StateMemory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
         """Give states of zeros, which is what an empty memory is here."""
-        return self.empty_memory(batch_size)
+        return self.empty_memory(batch_size, mem_len)
 
     def memory_size(self, mem_len: int) -> int:
         """Count the numbers that a memory holds for one lane; without one the state counts as none."""
@@ -180,6 +180,7 @@ def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:
     """Cut a segment where any lane resets; without resets the host need not wait for the device to say where."""
     if resets_BT is None:
         return [slice(0, segment_len)]
-    inner = (resets_BT[:, 1:].any(dim=0).nonzero().flatten() + 1).tolist()
+    begins_T = resets_BT.any(dim=0).tolist()
+    inner = [place for place in range(1, segment_len) if begins_T[place]]
     edges = [0, *inner, segment_len]
     return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -1,9 +1,11 @@
 """The layer of today's decoder: rotary attention, then SwiGLU, each on an input normalised by its root mean square.
 
-Letters: B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H head width, C = 2 N H.
+Letters: B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H head width.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,9 @@ from torch.nn import functional
 
 from transformer_xl.model.content_attention import content_attention
 from transformer_xl.model.dropout import make_dropout
-from transformer_xl.model.layers import Encoding, LayerOutput
+from transformer_xl.model.layers import Encoding, WithMemory, heads_first
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import RopeConfig
 
 
@@ -27,30 +31,37 @@ class RotarySelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
 
     def forward(
-        self, *, normed_BTD: Tensor, key_value_BSC: Tensor, visible_BTS: Tensor, cos_SH: Tensor, sin_SH: Tensor
+        self,
+        *,
+        hidden_BTD: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        visible: Visibility,
+        cos_SH: Tensor,
+        sin_SH: Tensor,
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D).
 
         Args:
-            normed_BTD: what the queries are made of.
-            key_value_BSC: keys and values of memory and segment, not turned.
-            visible_BTS: which keys each query sees.
+            hidden_BTD: what queries are made of.
+            key_BSNH: keys of memory and segment, not turned.
+            value_BSNH: values of memory and segment.
+            visible: which keys each query sees.
             cos_SH: cosines of each slot's angles.
             sin_SH: their sines.
         """
-        segment_len, heads = normed_BTD.shape[1], (self.n_head, -1)
-        key_value = key_value_BSC.view(*key_value_BSC.shape[:2], 2, *heads)
-        query_BTNH = self.query(normed_BTD).unflatten(-1, heads)
+        segment_len = hidden_BTD.shape[1]
+        query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
         attended_BTNH = content_attention(
             query_BTNH=turn(query_BTNH, cos_SH[-segment_len:], sin_SH[-segment_len:]),
-            key_BSNH=turn(key_value[:, :, 0], cos_SH, sin_SH),
-            value_BSNH=key_value[:, :, 1],
-            visible_BTS=visible_BTS,
+            key_BSNH=turn(key_BSNH, cos_SH, sin_SH),
+            value_BSNH=value_BSNH,
+            visible=visible,
             dropout=self.dropatt if self.training else 0.0,
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
@@ -59,9 +70,32 @@ class RotarySelfAttention(nn.Module):
 
 def turn(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
     """Turn the pairs (h, h + H/2) of every head's vector by its slot's angles."""
-    left, right = vector_BSNH.chunk(2, dim=-1)
-    across_BSNH = torch.cat([-right, left], dim=-1)
-    return (vector_BSNH * cos_SH[:, None] + across_BSNH * sin_SH[:, None]).to(vector_BSNH.dtype)
+    turned_BSNH: Tensor = _Turn.apply(vector_BSNH, cos_SH[:, None], sin_SH[:, None])  # type: ignore[no-untyped-call]
+    return turned_BSNH
+
+
+class _Turn(torch.autograd.Function):
+    """As one function: its gradient is turned back, and nothing but the angles need be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_S1H, sin_S1H)
+        return _turned(vector_BSNH, cos_S1H, sin_S1H)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BSNH: Tensor) -> tuple[Tensor | None, ...]:
+        cos_S1H, sin_S1H = ctx.saved_tensors
+        return _turned(grad_BSNH, cos_S1H, -sin_S1H), None, None
+
+
+def _turned(vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+    precise_BSNH = vector_BSNH.to(cos_S1H.dtype)
+    turned_BSNH = precise_BSNH * cos_S1H
+    (left, right), (sin, _) = precise_BSNH.chunk(2, dim=-1), sin_S1H.chunk(2, dim=-1)
+    to_left, to_right = turned_BSNH.chunk(2, dim=-1)
+    to_left.addcmul_(right, sin, value=-1)
+    to_right.addcmul_(left, sin)
+    return turned_BSNH.to(vector_BSNH.dtype)
 
 
 class SwiGlu(nn.Module):
@@ -69,8 +103,8 @@ class SwiGlu(nn.Module):
 
     def __init__(self, *, d_model: int, d_inner: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(d_model, 2 * d_inner, bias=False)
-        self.down = nn.Linear(d_inner, d_model, bias=False)
+        self.gate_up = Linear(d_model, 2 * d_inner, bias=False)
+        self.down = Linear(d_inner, d_model, bias=False)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Give (B, T, D)."""
@@ -92,30 +126,25 @@ class RopeLayer(nn.Module):
         self.feed_forward_norm = rms_norm(config.d_model)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
 
+    def key_value(self, rows_BTD: Tensor) -> Tensor:
+        """Project layer inputs to keys and values (2, N, B, T, H), not turned."""
+        return self._key_value(self.attention_norm(rows_BTD))
+
+    def _key_value(self, normed_BTD: Tensor) -> Tensor:
+        return heads_first(self.attention.key_value(normed_BTD), n_head=self.attention.n_head)
+
     def forward(
-        self, *, hidden_BTD: Tensor, memory_BMD: Tensor, visible_BTS: Tensor, encoding: Encoding
-    ) -> LayerOutput:
-        """Run the layer over a memory of layer inputs; see `DecoderLayer.forward`."""
-        context_BSD = torch.cat([memory_BMD.detach().to(hidden_BTD.dtype), hidden_BTD], dim=1)
-        normed_BSD = self.attention_norm(context_BSD)
-        normed_BTD = normed_BSD[:, -hidden_BTD.shape[1] :]
-        key_value_BSC = self.attention.key_value(normed_BSD)
-        return LayerOutput(self._read(hidden_BTD, normed_BTD, key_value_BSC, visible_BTS, encoding), context_BSD)
-
-    def read_cached(
-        self, *, hidden_BTD: Tensor, memory_BMD: Tensor, visible_BTS: Tensor, encoding: Encoding
-    ) -> LayerOutput:
-        """Run the layer over a memory of its keys and values, and leave such rows."""
-        normed_BTD = self.attention_norm(hidden_BTD)
-        key_value_BTC = self.attention.key_value(normed_BTD)
-        key_value_BSC = torch.cat([memory_BMD.detach().to(key_value_BTC.dtype), key_value_BTC], dim=1)
-        return LayerOutput(self._read(hidden_BTD, normed_BTD, key_value_BSC, visible_BTS, encoding), key_value_BSC)
-
-    def _read(
-        self, hidden_BTD: Tensor, normed_BTD: Tensor, key_value_BSC: Tensor, visible_BTS: Tensor, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
     ) -> Tensor:
+        """Run the layer over one segment; see `DecoderLayer.forward`."""
+        normed_BTD = self.attention_norm(hidden_BTD)
+        key_NBSH, value_NBSH = with_memory(self._key_value(normed_BTD)).unbind(0)
         attended_BTD = self.attention(
-            normed_BTD=normed_BTD, key_value_BSC=key_value_BSC, visible_BTS=visible_BTS, **encoding
+            hidden_BTD=normed_BTD,
+            key_BSNH=key_NBSH.permute(1, 2, 0, 3),
+            value_BSNH=value_NBSH.permute(1, 2, 0, 3),
+            visible=visible,
+            **encoding,
         )
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         fed_BTD: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(hidden_BTD)))

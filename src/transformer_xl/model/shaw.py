@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, make_decoder_layer
-from transformer_xl.model.positions import descending_distances
+from transformer_xl.model.linear import Linear
+from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import ShawConfig
 
 
@@ -43,32 +44,33 @@ class ShawSelfAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         self.dropatt = dropatt
-        self.query = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * n_head * d_head, bias=False)
-        self.output = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.query = Linear(d_model, n_head * d_head, bias=False)
+        self.key_value = Linear(d_model, 2 * n_head * d_head, bias=False)
+        self.output = Linear(n_head * d_head, d_model, bias=False)
         self.distance_embedding = DistanceEmbedding(distances=max_distance + 1, n_head=n_head, d_head=d_head)
         self.content_bias = nn.Parameter(torch.empty(n_head, d_head))
 
-    def forward(self, *, context_BSD: Tensor, segment_len: int, visible_BTS: Tensor, distance_S: Tensor) -> Tensor:
+    def forward(
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, distance_S: Tensor
+    ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D).
 
         Args:
-            context_BSD: memory followed by segment.
-            segment_len: T.
-            visible_BTS: which keys each query sees; at least one.
+            hidden_BTD: what queries are made of.
+            key_BSNH: keys of memory and segment.
+            value_BSNH: values of memory and segment.
+            visible: which keys each query sees.
             distance_S: which encodings the distances S-1 ... 0 have.
         """
-        heads = (self.n_head, -1)
-        query_BTNH = self.query(context_BSD[:, -segment_len:]).unflatten(-1, heads)
-        key_value = self.key_value(context_BSD).unflatten(-1, (2, *heads))
-        content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + self.content_bias, key_value[:, :, 0])
+        query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
+        content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + self.content_bias, key_BSNH)
         # one more column than there are distances: `relative_shift` pushes it into the corner that causality hides
         padded_R = functional.pad(distance_S, (0, 1))
         position_BNTS = relative_shift(self.distance_embedding(query_BTNH, padded_R))
         score_BNTS = (content_BNTS + position_BNTS) * query_BTNH.shape[-1] ** -0.5
-        score_BNTS = score_BNTS.masked_fill(~visible_BTS[:, None], -torch.inf)
+        score_BNTS = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf)
         weight_BNTS = functional.dropout(score_BNTS.softmax(dim=-1), p=self.dropatt, training=self.training)
-        attended_BTNH = torch.einsum("bnts,bsnh->btnh", weight_BNTS, key_value[:, :, 1])
+        attended_BTNH = torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
 
@@ -98,3 +100,7 @@ class Shaw(MemoryTransformer):
         clamp_len = furthest if self.clamp_len is None else min(self.clamp_len, furthest)
         distance_S = descending_distances(keys=slots + segment_len, clamp_len=clamp_len, device=like.device)
         return [{"distance_S": distance_S}] * len(self.layers)
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the distances keys-1 ... 0."""
+        return {"distance_S": encoding["distance_S"][-keys:]}

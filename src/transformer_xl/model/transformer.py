@@ -5,9 +5,11 @@ Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,34 @@ from transformer_xl.model.flops import LayerProducts, step_flops
 from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
 from transformer_xl.model.initial import draw_weights
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
-from transformer_xl.model.layers import Encoding, Layer
-from transformer_xl.model.memory import HiddenMemory, Memory, SlotMemory, check_mem_len, next_memory
-from transformer_xl.model.visibility import visible_keys
+from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
+from transformer_xl.model.visibility import Visibility, visible_keys
 from transformer_xl.model_config import TransformerConfig
+
+
+class LayerRun(NamedTuple):
+    """The last hidden states of a segment (B, T, D), and what each layer read."""
+
+    hidden_BTD: Tensor
+    inputs_LBTD: list[Tensor]
+
+
+@dataclass(frozen=True)
+class BehindMemory:
+    """Puts a segment's keys and values behind those that a layer makes of its inputs of earlier segments."""
+
+    layer: Layer
+    memory_BMD: Tensor
+
+    def __call__(self, key_value_2NBTH: Tensor) -> Tensor:
+        """Give keys and values of memory and segment (2, N, B, S, H)."""
+        return torch.cat([self.layer.key_value(self.memory_BMD), key_value_2NBTH], dim=3)
+
+
+def call_layer(layer: Layer, **arguments: Any) -> Tensor:
+    """Run a layer, as `torch.compile` takes it: a function of the layer and its arguments."""
+    return layer(**arguments)
 
 
 class MemoryTransformer(LanguageModel):
@@ -41,6 +67,7 @@ class MemoryTransformer(LanguageModel):
     def __init__(self, config: TransformerConfig, *, vocab_size: int) -> None:
         super().__init__()
         self.set_context(config, vocab_size=vocab_size)
+        self._call_layer: Callable[..., Tensor] = call_layer
         self.embedding = TokenEmbedding(self.clusters)
         self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
@@ -78,13 +105,22 @@ class MemoryTransformer(LanguageModel):
             like: a tensor of the device and dtype to use.
         """
 
+    def kept_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+        """Give each layer's encoding for so many keys of memory and segment, in the order that is read fastest."""
+        return self.encodings(segment_len=1, slots=keys - 1, like=like)
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give a layer's encoding for fewer keys than it was made for, as views."""
+        return encoding
+
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
         """Give the memory of lanes that have read nothing: hidden (L, B, 0, D), lengths 0."""
         return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)
 
-    def zero_memory(self, batch_size: int) -> HiddenMemory:
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
-        return self._memory(batch_size=batch_size, slots=self.mem_len, mem_len=self.mem_len)
+        mem_len = self.mem_len if mem_len is None else mem_len
+        return self._memory(batch_size=batch_size, slots=mem_len, mem_len=mem_len)
 
     def _memory(self, *, batch_size: int, slots: int, mem_len: int) -> HiddenMemory:
         check_mem_len(mem_len)
@@ -100,22 +136,17 @@ class MemoryTransformer(LanguageModel):
         return len(self.layers) * mem_len * self.config.d_model
 
     def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
-        """Read one segment; see `LanguageModel.forward`."""
-        return self.read(tokens_BT, of_kind(HiddenMemory, memory), resets_BT, layers=self.layers)
-
-    def read(
-        self, tokens_BT: Tensor, memory: SlotMemory, resets_BT: Tensor | None, *, layers: Iterable[Layer]
-    ) -> Hidden:
-        """Read one segment with `layers`, which find rows of `memory`'s kind and leave such rows.
+        """Read one segment; see `LanguageModel.forward`.
 
         Raises:
             ValueError: lanes, segment length, `same_length` or `clamp_len` that the model or memory cannot take.
         """
+        memory = of_kind(HiddenMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
-        self._check_context(segment_len=tokens_BT.shape[1], mem_len=memory.mem_len)
-        memory = memory.zeroed()
         segment_len, slots = tokens_BT.shape[1], memory.rows.shape[2]
-        visible_BTS = visible_keys(
+        self.check_context(segment_len=segment_len, mem_len=memory.mem_len)
+        memory = memory.zeroed()
+        visible = visible_keys(
             length_B=memory.length_B,
             slots=slots,
             segment_len=segment_len,
@@ -123,21 +154,59 @@ class MemoryTransformer(LanguageModel):
             same_length=self.same_length,
             resets_BT=resets_BT,
         )
-        hidden_BTD = self.embed(tokens_BT)
-        encodings = self.encodings(segment_len=segment_len, slots=slots, like=hidden_BTD)
-        context_LBSD = []
-        for index, layer in enumerate(layers):
-            hidden_BTD, context_BSD = layer(
-                hidden_BTD=self.layer_input(index, hidden_BTD),
-                memory_BMD=memory.rows[index],
-                visible_BTS=visible_BTS,
+        embedded_BTD = self.embed(tokens_BT)
+
+        def with_memory(index: int, layer: Layer) -> WithMemory:
+            return BehindMemory(layer, memory.rows[index].to(embedded_BTD.dtype))
+
+        encodings = self.encodings(segment_len=segment_len, slots=slots, like=embedded_BTD)
+        hidden_BTD, inputs_LBTD = self.run_layers(
+            embedded_BTD, with_memory=with_memory, visible=visible, encodings=encodings
+        )
+        after = next_memory(memory=memory, rows_LBTD=inputs_LBTD, resets_BT=resets_BT, segment_len=segment_len)
+        return Hidden(hidden_BTD, after)
+
+    def run_layers(
+        self,
+        hidden_BTD: Tensor,
+        *,
+        with_memory: Callable[[int, Layer], WithMemory],
+        visible: Visibility,
+        encodings: Sequence[Encoding],
+    ) -> LayerRun:
+        """Run all layers over one segment.
+
+        Args:
+            hidden_BTD: what `embed` gave.
+            with_memory: for a layer's number and itself, gives what puts memory's keys and values before its own.
+            visible: which keys each query sees.
+            encodings: of positions, for each layer.
+        """
+        inputs_LBTD = []
+        for index, layer in enumerate(cast("Sequence[Layer]", self.layers)):
+            hidden_BTD = self.layer_input(index, hidden_BTD)
+            inputs_LBTD.append(hidden_BTD)
+            hidden_BTD = self._call_layer(
+                layer,
+                hidden_BTD=hidden_BTD,
+                with_memory=with_memory(index, layer),
+                visible=visible,
                 encoding=encodings[index],
             )
-            context_LBSD.append(context_BSD)
-        after = next_memory(memory=memory, context_LBSD=context_LBSD, resets_BT=resets_BT, segment_len=segment_len)
-        return Hidden(self.dropout(self.last_hidden(hidden_BTD)), after)
+        return LayerRun(self.dropout(self.last_hidden(hidden_BTD)), inputs_LBTD)
 
-    def _check_context(self, *, segment_len: int, mem_len: int) -> None:
+    def with_layers_called_by(self, call: Callable[..., Tensor]) -> Self:
+        """Give the same model, its parameters shared, whose layers run by a function that stands for `call_layer`."""
+        twin = copy.copy(self)
+        twin._call_layer = call
+        return twin
+
+    def check_context(self, *, segment_len: int, mem_len: int) -> None:
+        """Refuse what the model cannot read.
+
+        Raises:
+            ValueError: segment length, `same_length` or `clamp_len` that the model or memory cannot take.
+        """
         if self.same_length and mem_len == 0:
             raise ValueError("same_length is true with mem_len 0, and needs a mem_len of at least 1")
         if self.clamp_len is not None and not self.clamps_distances:

@@ -1,24 +1,20 @@
 """Today's decoder over Transformer-XL's memory: RMSNorm first, SwiGLU, rotary positions, no biases.
 
 Llama (Touvron et al., 2023) and its kin. A key is turned by its slot and a query by its own, so that a score depends on
-their distance alone (Su et al., 2021), and memory can be read again from any segment. Under weights that stay as they
-are, memory can hold keys and values instead of layer inputs: `TransformerRope.empty_cache`.
+their distance alone (Su et al., 2021), and memory can be read again from any segment.
 
-Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H head width, C = 2 N H.
+Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.flops import LayerProducts
-from transformer_xl.model.interface import Hidden
 from transformer_xl.model.layers import Encoding
-from transformer_xl.model.memory import KeyValueMemory, Memory, check_mem_len
 from transformer_xl.model.rope_layers import RopeLayer, rms_norm
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model_config import RopeConfig
@@ -66,31 +62,6 @@ class TransformerRope(MemoryTransformer):
         angle_SH = torch.outer(slot_S, self.config.rope_base**-exponent).repeat(1, 2)
         return [{"cos_SH": angle_SH.cos(), "sin_SH": angle_SH.sin()}] * self.config.n_layer
 
-    def empty_cache(self, batch_size: int, mem_len: int | None = None) -> KeyValueMemory:
-        """Give the memory of lanes that have read nothing, to be filled with keys and values.
-
-        It may stand for the memory of `empty_memory` in evaluation mode, while the weights stay as they are: results
-        are the same, and a token costs its own projections, not those of the whole memory.
-        """
-        mem_len = self.mem_len if mem_len is None else mem_len
-        check_mem_len(mem_len)
-        weight = self.embedding.weights[0]
-        width = 2 * self.config.n_head * self.config.d_head
-        return KeyValueMemory(
-            key_value_LBMC=weight.new_zeros(len(self.layers), batch_size, 0, width),
-            length_B=torch.zeros(batch_size, dtype=torch.int64, device=weight.device),
-            mem_len=mem_len,
-        )
-
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
-        """Read one segment; see `LanguageModel.forward`.
-
-        Raises:
-            ValueError: also for keys and values of earlier segments in training mode, where weights change.
-        """
-        if not isinstance(memory, KeyValueMemory):
-            return super().forward(tokens_BT, memory, resets_BT)
-        if self.training:
-            raise ValueError("a memory of keys and values needs weights that stay as they are: call eval() first")
-        layers = [cast(RopeLayer, layer).read_cached for layer in self.layers]
-        return self.read(tokens_BT, memory, resets_BT, layers=layers)
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the angles of the slots 0 ... keys-1: only their distances matter."""
+        return {name: angle_SH[:keys] for name, angle_SH in encoding.items()}

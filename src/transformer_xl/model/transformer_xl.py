@@ -6,6 +6,7 @@ Letters: L layers, M memory slots, S = M + T keys, D width, N heads, H head widt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -45,16 +46,36 @@ class TransformerXL(MemoryTransformer):
         self.position_bias = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.sinusoid_dropout = nn.Dropout(config.dropout)
 
+    @property
+    def _attentions(self) -> list[RelativeSelfAttention]:
+        return [cast(RelativeSelfAttention, layer.attention) for layer in self.layers]
+
     def encodings(self, *, segment_len: int, slots: int, like: Tensor) -> Sequence[Encoding]:
-        """Give each layer the sinusoids of the distances S-1 ... 0, under one mask of dropout, and its u and v."""
+        """Give each layer its projection of the distances S-1 ... 0, under one mask of dropout, and its u and v."""
         distance_S = descending_distances(keys=slots + segment_len, clamp_len=self.clamp_len, device=like.device)
         sinusoid_SD = self.sinusoid_dropout(sinusoids(distance_S, d_model=self.config.d_model, dtype=like.dtype))
         pairs = range(self.config.n_layer) if self.config.untie_r else [0] * self.config.n_layer
         return [
             {
-                "sinusoid_SD": sinusoid_SD,
+                "position_RNH": attention.project_positions(sinusoid_SD),
                 "content_bias_NH": self.content_bias[pair],
                 "position_bias_NH": self.position_bias[pair],
             }
-            for pair in pairs
+            for pair, attention in zip(pairs, self._attentions, strict=True)
         ]
+
+    def kept_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+        """Give each layer's encoding for so many keys; a head's positions lie behind one another."""
+        encodings = super().kept_encodings(keys=keys, like=like)
+        return [
+            {**encoding, "position_RNH": encoding["position_RNH"].transpose(0, 1).contiguous().transpose(0, 1)}
+            for encoding in encodings
+        ]
+
+    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Give the encoding of the distances keys-1 ... 0, and of none."""
+        position_RNH = encoding["position_RNH"][-keys - 1 :]
+        if position_RNH.dtype != torch.float32:
+            # the library of products in bfloat16 would copy what is not dense, at each of them
+            position_RNH = position_RNH.transpose(0, 1).contiguous().transpose(0, 1)
+        return {**encoding, "position_RNH": position_RNH}

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import split_evenly
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.interface import LanguageModel, TokenLosses
 from transformer_xl.model.memory import Memory, join_lanes
+from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
 from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
@@ -40,6 +41,7 @@ class LanguageModule(LightningModule):
         self,
         *,
         model: LanguageModel,
+        train_nll: Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses],
         make_optimizer: Callable[[], torch.optim.Optimizer],
         schedule: Schedule,
         eval_config: EvalConfig,
@@ -52,6 +54,7 @@ class LanguageModule(LightningModule):
 
         Args:
             model: the network.
+            train_nll: its `nll`, or a compiled one, by which training reads its segments.
             make_optimizer: called once the parameters are on their device.
             schedule: learning rate by optimizer step.
             eval_config: how validation and test read.
@@ -70,6 +73,7 @@ class LanguageModule(LightningModule):
         self.gradient_norm: Tensor | None = None
         self.identity = identity
         self.schedule = schedule
+        self._train_nll = train_nll
         self._make_optimizer = make_optimizer
         self._eval_config = eval_config
         self._seed = seed
@@ -77,7 +81,7 @@ class LanguageModule(LightningModule):
         self._skips_nonfinite = skips_nonfinite
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
-        self._eval_memory: Memory | None = None
+        self._eval_session: Stream | None = None
         self._counted = 0
         self._trained: list[torch.nn.Parameter] = []
 
@@ -108,7 +112,7 @@ class LanguageModule(LightningModule):
         memory = self._train_memory.get(batch.chunk)
         if memory is None:
             memory = self._starting_memory(batch)
-        nll, memory = self.model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
+        nll, memory = self._train_nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
         nll_sum = nll.sum()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
         loss = nll_sum * scale
@@ -151,7 +155,7 @@ class LanguageModule(LightningModule):
             leave_out_update(optimizer, self.gradient_norm)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last evaluation's memory."""
+        """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.val_metric)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -165,7 +169,7 @@ class LanguageModule(LightningModule):
             self.schedule.validated(score.loss)
 
     def on_test_epoch_start(self) -> None:
-        """Forget the last evaluation's memory."""
+        """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.test_metric)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -178,21 +182,24 @@ class LanguageModule(LightningModule):
 
     def _start_evaluation(self, metric: TokenLoss) -> None:
         metric.reset()
-        self._eval_memory = None
+        self._eval_session = None
 
     def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> None:
         lengths = self._eval_config
-        model = self.model.with_context(clamp_len=lengths.clamp_len, same_length=lengths.same_length)
-        memory = self._eval_memory
-        if memory is None:
-            memory = model.empty_memory(batch_size=len(batch.tokens_BT), mem_len=lengths.mem_len)
-        nll, self._eval_memory = model.nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
-        metric.update(nll, batch.targets_BT)
+        if self._eval_session is None:
+            self._eval_session = stream(
+                self.model,
+                batch_size=len(batch.tokens_BT),
+                mem_len=lengths.mem_len,
+                clamp_len=lengths.clamp_len,
+                same_length=lengths.same_length,
+            )
+        metric.update(self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT), batch.targets_BT)
 
     def _end_evaluation(self, stage: str, metric: TokenLoss) -> Score:
         score = metric.score()
         self.scores[stage] = score
-        self._eval_memory = None
+        self._eval_session = None
         # for callbacks that monitor it; the recorder takes the exact value from `scores`
         if not self.trainer.barebones:
             self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)

@@ -1,0 +1,179 @@
+"""Losses of softmaxes over linear layers; the gradient of a table that several of them share is written once.
+
+With logits l = h W^T + b, z = log sum exp l and the loss n = z - l_y, a gradient g of n gives dl = g (exp(l - z) - [y])
+and from it dh = dl W, dW = dl^T h, db = sum dl. Logits are kept for the backward pass where there are not too many, and
+else made again, some rows at a time.
+
+Letters: R rows (predictions), D width, V rows of a table, C columns of a softmax; of a part: r rows, c columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+NOT_COUNTED = -100
+"""The target of a position that no loss counts."""
+
+LOGITS_AT_ONCE = 1 << 28
+"""Logits of a softmax that are held at a time."""
+
+
+class Columns(NamedTuple):
+    """Neighbouring columns of a softmax: the rows from `start` to `stop` of a table and of its biases.
+
+    No row of a table is a column of two softmaxes that are computed together, nor twice of one.
+    """
+
+    table_VD: Tensor
+    bias_V: Tensor
+    start: int
+    stop: int
+
+
+class Softmax(NamedTuple):
+    """One softmax: what it reads, its columns, and the column that is right for each row; -100: none counts."""
+
+    hidden_RD: Tensor
+    columns: tuple[Columns, ...]
+    target_R: Tensor
+
+
+def softmax_losses(softmaxes: Sequence[Softmax]) -> tuple[Tensor, ...]:
+    """Give for each softmax its losses (R,) in nats, at least float32; 0 where the target is -100."""
+    inputs: list[Tensor] = []
+
+    def place_of(tensor: Tensor) -> int:
+        for place, known in enumerate(inputs):
+            if known is tensor:
+                return place
+        inputs.append(tensor)
+        return len(inputs) - 1
+
+    placed = [
+        _Placed(
+            hidden=place_of(softmax.hidden_RD),
+            columns=[
+                (place_of(columns.table_VD), place_of(columns.bias_V), slice(columns.start, columns.stop))
+                for columns in softmax.columns
+            ],
+            target_R=softmax.target_R,
+        )
+        for softmax in softmaxes
+    ]
+    losses: tuple[Tensor, ...] = _SoftmaxLosses.apply(placed, *inputs)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _Placed(NamedTuple):
+    """A softmax whose tensors are named by their places among a function's inputs: tables and biases may be shared."""
+
+    hidden: int
+    columns: list[tuple[int, int, slice]]
+    target_R: Tensor
+
+    @property
+    def right_columns(self) -> Tensor:
+        """The right columns (R, 1); 0 where none counts."""
+        return torch.where(self.target_R == NOT_COUNTED, 0, self.target_R)[:, None]
+
+    def parts(self) -> Iterator[slice]:
+        """Cut the rows into parts that have not too many logits."""
+        rows = len(self.target_R)
+        rows_at_once = max(1, LOGITS_AT_ONCE // sum(columns.stop - columns.start for _, _, columns in self.columns))
+        for start in range(0, max(rows, 1), rows_at_once):
+            yield slice(start, min(start + rows_at_once, rows))
+
+    def logits(self, inputs: Sequence[Tensor], part: slice, dtype: torch.dtype) -> Tensor:
+        """Give the logits (r, C) of some rows, of products in `dtype`, at least float32."""
+        hidden_rD = inputs[self.hidden][part].to(dtype)
+        logits = [
+            torch.addmm(inputs[bias][columns].to(dtype), hidden_rD, inputs[table][columns].to(dtype).t())
+            for table, bias, columns in self.columns
+        ]
+        logits_rC = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+        return logits_rC.to(torch.promote_types(dtype, torch.float32))
+
+    def write_gradients(
+        self, grad_rC: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor], part: slice
+    ) -> None:
+        """Write what some rows' logits pass on; to tables and biases the first part writes, and others add."""
+        hidden_rD = inputs[self.hidden][part].to(grad_rC.dtype)
+        first, stop = 0, 0
+        for table, bias, columns in self.columns:
+            first, stop = stop, stop + columns.stop - columns.start
+            grad_rc = grad_rC[:, first:stop]
+            table_cD = inputs[table][columns].to(grad_rC.dtype)
+            _write_product(gradients[self.hidden][part], grad_rc, table_cD, adds=first > 0)
+            _write_product(gradients[table][columns], grad_rc.t(), hidden_rD, adds=part.start > 0)
+            bias_c = grad_rc.sum(dim=0)
+            gradients[bias][columns] = gradients[bias][columns] + bias_c if part.start > 0 else bias_c
+
+
+class _SoftmaxLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, softmaxes: list[_Placed], *inputs: Tensor) -> tuple[Tensor, ...]:
+        dtype = _product_dtype(inputs[0])
+        losses, normalisers, kept = [], [], []
+        with _no_autocast(inputs[0]):
+            for softmax in softmaxes:
+                right_R1, normaliser, right = softmax.right_columns, [], []
+                parts = list(softmax.parts())
+                for part in parts:
+                    logits_rC = softmax.logits(inputs, part, dtype)
+                    normaliser.append(logits_rC.logsumexp(dim=1))
+                    right.append(logits_rC.gather(1, right_R1[part])[:, 0])
+                kept.append(logits_rC if len(parts) == 1 else logits_rC.new_empty(0))
+                normalisers.append(torch.cat(normaliser))
+                loss_R = normalisers[-1] - torch.cat(right)
+                losses.append(loss_R.masked_fill_(softmax.target_R == NOT_COUNTED, 0))
+        ctx.softmaxes, ctx.dtype = softmaxes, dtype
+        ctx.save_for_backward(*inputs, *normalisers, *kept)
+        return tuple(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        softmaxes: list[_Placed] = ctx.softmaxes
+        saved, count = ctx.saved_tensors, len(softmaxes)
+        inputs, normalisers, kept = saved[: -2 * count], saved[-2 * count : -count], saved[-count:]
+        gradients = [torch.empty_like(tensor) for tensor in inputs]
+        with _no_autocast(inputs[0]):
+            for softmax, grad_R, normaliser_R, logits_RC in zip(softmaxes, grads, normalisers, kept, strict=True):
+                counted_R1 = torch.where(softmax.target_R == NOT_COUNTED, 0, grad_R)[:, None]
+                right_R1 = softmax.right_columns
+                parts = list(softmax.parts())
+                for part in parts:
+                    logits_rC = logits_RC if len(parts) == 1 else softmax.logits(inputs, part, ctx.dtype)
+                    grad_rC = (logits_rC - normaliser_R[part, None]).exp_()
+                    right_r1 = right_R1[part]
+                    grad_rC.scatter_add_(1, right_r1, -torch.ones_like(right_r1, dtype=grad_rC.dtype))
+                    grad_rC = grad_rC.mul_(counted_R1[part]).to(ctx.dtype)
+                    softmax.write_gradients(grad_rC, inputs, gradients, part)
+        return (None, *gradients)
+
+
+def _product_dtype(tensor: Tensor) -> torch.dtype:
+    device = tensor.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
+
+
+def _no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
+    if adds:
+        target += left @ right
+    elif target.dtype == left.dtype:
+        torch.mm(left, right, out=target)
+    else:
+        target.copy_(left @ right)

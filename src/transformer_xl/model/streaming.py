@@ -1,0 +1,243 @@
+"""Reading lanes of text piece by piece under weights that stay as they are; `stream` begins a session.
+
+A model's memory holds layer inputs, whose keys and values every segment computes anew, as training must: weights have
+changed since. Here they are computed once, so that a token costs its own projections and not those of its memory.
+
+Letters: B lanes, T tokens, D width, V vocabulary, L layers, M memory slots, S = M + T keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
+from transformer_xl.model.key_values import KeyValueBuffer
+from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.memory import HiddenMemory, Memory, beyond, check_mem_len, length_after
+from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.visibility import visible_keys
+
+
+class Stream(ABC):
+    """A session that reads lanes piece by piece, and remembers what each has read.
+
+    Results are those of the model's own functions over its memory, as tensors without a graph. Weights must stay as
+    they are from the first piece to the last, and so must precision.
+
+    Attributes:
+        batch_size: B.
+        mem_len: how many tokens from before a piece are seen.
+    """
+
+    def __init__(self, model: LanguageModel, *, batch_size: int, mem_len: int) -> None:
+        check_mem_len(mem_len)
+        self.batch_size = batch_size
+        self.mem_len = mem_len
+        self._model = model
+
+    @torch.no_grad()
+    def log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
+        """Read the next tokens, and give log-probabilities (B, T, V) of the token after each.
+
+        Args:
+            tokens_BT: token ids, int64; T may differ from call to call.
+            resets_BT: True where a token begins a document and must see nothing before it.
+
+        Raises:
+            ValueError: the model is in training mode, or cannot read such tokens or lengths.
+        """
+        return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT))
+
+    @torch.no_grad()
+    def nll(self, tokens_BT: Tensor, targets_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
+        """Read the next tokens, and give losses (B, T) in nats, 0 where the target is -100.
+
+        Args:
+            tokens_BT: token ids, int64; T may differ from call to call.
+            targets_BT: the next token of the same lane, -100 where it does not count.
+            resets_BT: True where a token begins a document and must see nothing before it.
+
+        Raises:
+            ValueError: the model is in training mode, or cannot read such tokens or lengths.
+        """
+        return self._model.head_nll(self._hidden(tokens_BT, resets_BT), targets_BT)
+
+    @torch.no_grad()
+    def reset(self, lanes: Sequence[int] | slice | None = None) -> None:
+        """Forget what lanes have read.
+
+        Args:
+            lanes: their numbers, or a slice of them; None: all.
+        """
+        if lanes is None or isinstance(lanes, slice):
+            lanes = range(self.batch_size)[lanes or slice(None)]
+        self._forget(lanes)
+
+    @abstractmethod
+    def start_from(self, memory: Memory) -> None:
+        """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
+
+    def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
+        check_lanes(tokens_BT, self.batch_size, of="session", made_with="stream(model, batch_size={})")
+        # the layers' own flag: models that share them, see `with_context`, each have one of their own besides
+        if any(module.training for module in self._model.children()):
+            raise ValueError("a session needs weights that stay as they are: call eval() on the model first")
+        return self._read(tokens_BT, resets_BT)
+
+    @abstractmethod
+    def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
+        """Give the last hidden states (B, T, D) of the next tokens."""
+
+    @abstractmethod
+    def _forget(self, lanes: Sequence[int]) -> None:
+        """Forget what some lanes have read."""
+
+
+class MemoryStream(Stream):
+    """A session that carries the model's own memory."""
+
+    def __init__(self, model: LanguageModel, *, batch_size: int, mem_len: int) -> None:
+        super().__init__(model, batch_size=batch_size, mem_len=mem_len)
+        self._memory = model.empty_memory(batch_size, mem_len)
+        self._forgotten: set[int] = set()
+
+    def start_from(self, memory: Memory) -> None:
+        """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
+        self._memory = memory
+        self._forgotten.clear()
+
+    def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
+        if self._forgotten:
+            resets_BT = torch.zeros_like(tokens_BT, dtype=torch.bool) if resets_BT is None else resets_BT.clone()
+            for lane in self._forgotten:
+                resets_BT[lane, 0].fill_(True)
+            self._forgotten.clear()
+        hidden: Hidden = self._model(tokens_BT, self._memory, resets_BT)
+        self._memory = hidden.memory
+        return hidden.hidden_BTD
+
+    def _forget(self, lanes: Sequence[int]) -> None:
+        self._forgotten.update(lanes)
+
+
+class KeyValueStream(Stream):
+    """A session that keeps each layer's keys and values, and projected positions."""
+
+    _model: MemoryTransformer
+
+    def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int) -> None:
+        super().__init__(model, batch_size=batch_size, mem_len=mem_len)
+        self._layers = [KeyValueBuffer() for _ in model.layers]
+        self._encodings: Sequence[Encoding] = ()
+        self._encoded = 0
+        self._newest_encodings: tuple[int, Sequence[Encoding]] = 0, ()
+        self._slots = 0
+        self._length_B = model.empty_memory(batch_size, mem_len).length_B
+
+    @torch.no_grad()
+    def start_from(self, memory: Memory) -> None:
+        """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
+        memory = of_kind(HiddenMemory, memory).zeroed()
+        self._slots = min(memory.rows.shape[2], self.mem_len)
+        self._length_B = memory.length_B.clamp(max=self.mem_len)
+        for buffer, layer, rows_BMD in zip(
+            self._layers, cast("Sequence[Layer]", self._model.layers), memory.rows, strict=True
+        ):
+            buffer.clear()
+            if self._slots:
+                buffer.append(layer.key_value(rows_BMD[:, -self._slots :]), keep=0)
+        self._zero_forgotten()
+
+    def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
+        model, segment_len = self._model, tokens_BT.shape[1]
+        model.check_context(segment_len=segment_len, mem_len=self.mem_len)
+        # the first query is one of the `mem_len` keys that it sees
+        slots = min(self._slots, self.mem_len - 1) if model.same_length else self._slots
+        visible = visible_keys(
+            length_B=self._length_B,
+            slots=slots,
+            segment_len=segment_len,
+            mem_len=self.mem_len,
+            same_length=model.same_length,
+            resets_BT=resets_BT,
+        )
+        embedded_BTD = model.embed(tokens_BT)
+
+        def with_memory(index: int, layer: Layer) -> WithMemory:
+            return partial(self._layers[index].append, keep=slots)
+
+        hidden_BTD, _ = model.run_layers(
+            embedded_BTD,
+            with_memory=with_memory,
+            visible=visible,
+            encodings=self._encodings_of(slots=slots, segment_len=segment_len, like=embedded_BTD),
+        )
+        self._slots = min(slots + segment_len, self.mem_len)
+        self._length_B = length_after(
+            self._length_B, segment_len=segment_len, mem_len=self.mem_len, resets_BT=resets_BT
+        )
+        return hidden_BTD
+
+    def _encodings_of(self, *, slots: int, segment_len: int, like: Tensor) -> Sequence[Encoding]:
+        """Give each layer's encoding of positions, made anew only when there are more of them than ever before."""
+        keys = slots + segment_len
+        if keys > self._encoded:
+            self._encoded = min(keys + keys // 2, self.mem_len + 2 * segment_len)
+            self._encodings = self._model.kept_encodings(keys=self._encoded, like=like)
+            self._newest_encodings = 0, ()
+        if keys != self._newest_encodings[0]:
+            newest = [self._model.encoding_of_newest(encoding, keys=keys) for encoding in self._encodings]
+            self._newest_encodings = keys, newest
+        return self._newest_encodings[1]
+
+    def _forget(self, lanes: Sequence[int]) -> None:
+        self._length_B = self._length_B.clone()
+        for lane in lanes:
+            self._length_B[lane].zero_()  # one by one, so that no list of numbers need go to the device
+        self._zero_forgotten()
+
+    def _zero_forgotten(self) -> None:
+        """Set to zero what lanes may not look at: weight 0 times an infinity or NaN would still spoil the sum."""
+        if self._slots:
+            beyond_BM1 = beyond(self._length_B, slots=self._slots)
+            for buffer in self._layers:
+                buffer.newest(self._slots).masked_fill_(beyond_BM1, 0)
+
+
+def stream(
+    model: LanguageModel,
+    *,
+    batch_size: int,
+    mem_len: int | None = None,
+    clamp_len: int | Literal["model"] | None = "model",
+    same_length: bool | None = None,
+) -> Stream:
+    """Begin to read lanes of text under weights that stay as they are, each as if from its beginning.
+
+    Args:
+        model: in evaluation mode.
+        batch_size: number of lanes.
+        mem_len: how many tokens from before a piece are seen; None: as many as the model's own memory holds.
+        clamp_len: distances above it count as it; None: no limit; "model": the model's own.
+        same_length: whether every query sees `mem_len` keys; None: the model's own.
+
+    Returns:
+        A session: see `Stream`. Attention keeps keys and values, a recurrent network its state.
+
+    Raises:
+        ValueError: `mem_len` is negative.
+    """
+    reader = model.with_context(
+        clamp_len=model.clamp_len if clamp_len == "model" else clamp_len,
+        same_length=model.same_length if same_length is None else same_length,
+    )
+    mem_len = model.mem_len if mem_len is None else mem_len
+    if isinstance(reader, MemoryTransformer):
+        return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len)
+    return MemoryStream(reader, batch_size=batch_size, mem_len=mem_len)

@@ -1,0 +1,275 @@
+"""What is timed: steps of training, evaluation and generation, of our models and of others.
+
+Letters: B lanes, T tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from transformer_xl.model.compiled import CompiledTraining
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.registry import make_model
+from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model_config import TransformerXLConfig, parse_model
+
+CONF = Path(__file__).parents[2] / "conf"
+VOCABULARY = {"txl_base_nvidia": 267_735, "txl_base": 267_735, "txl_char_base": 204}
+"""Tokens of WikiText-103 and of enwik8."""
+TOY = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_inner": 32, "mem_len": 7}
+TOY_CUTOFFS = [20, 40]
+BATCHES = 4
+"""Batches that training goes round in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where it runs, and at which sizes.
+
+    Attributes:
+        device: of all tensors.
+        toy: whether sizes are so small that everything ends within a second; numbers of `conf/` then do not count.
+        backend: of `torch.compile`.
+    """
+
+    device: torch.device
+    toy: bool
+    backend: str
+
+    def model_config(self, preset: str, *, attention: str) -> TransformerXLConfig:
+        """Give the network of `conf/model/PRESET.yaml`."""
+        values = _read("model", preset) | {"attention": attention}
+        if self.toy:
+            width = 5 if values["d_head"] % 8 else 8
+            values |= TOY | {"d_head": width, "cutoffs": TOY_CUTOFFS if values["cutoffs"] else []}
+        config = parse_model(values)
+        assert isinstance(config, TransformerXLConfig)
+        return config
+
+    def recipe(self, preset: str) -> dict[str, Any]:
+        """Give the lengths of `conf/recipe/PRESET.yaml`."""
+        values = _read("recipe", preset)
+        if self.toy:
+            lengths = {"segment_len": 3, "mem_len": 11, "clamp_len": 6}
+            values |= {"segment_len": 5, "batch_size": 2, "long_eval": values["long_eval"] | lengths}
+        return values
+
+    def vocab_size(self, preset: str) -> int:
+        """Give V."""
+        return 64 if self.toy else VOCABULARY[preset]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Give the context of bfloat16's mixed precision."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def make_model(self, preset: str, *, attention: str) -> MemoryTransformer:
+        """Make the network of a preset."""
+        torch.manual_seed(0)
+        config = self.model_config(preset, attention=attention)
+        with self.device:
+            model = make_model(config, vocab_size=self.vocab_size(preset))
+        assert isinstance(model, MemoryTransformer)
+        return model
+
+
+def _read(group: str, preset: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((CONF / group / f"{preset}.yaml").read_text(encoding="utf-8"))
+    return values
+
+
+def random_ids(shape: tuple[int, ...], *, vocab_size: int, seed: int) -> Tensor:
+    """Draw ids of which id i comes about 1 / (i + 1) times as often as id 0, as words sorted by frequency do."""
+    uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return ((vocab_size + 1) ** uniform - 1).long().clamp(max=vocab_size - 1)
+
+
+def cluster_shares(model: LanguageModel) -> list[float]:
+    """Give the share of each cluster among such ids."""
+    edges = [math.log(edge + 1) / math.log(model.vocab_size + 1) for edge in model.clusters.edges]
+    return [after - before for before, after in pairwise(edges)]
+
+
+class Steps:
+    """Optimizer steps: forward in bfloat16's mixed precision, backward, clip at 0.25, fused Adam."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        parameters: list[nn.Parameter],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        lanes: int,
+        segment_len: int,
+        vocab_size: int,
+    ) -> None:
+        shape = (BATCHES, lanes, segment_len + 1)
+        self.tokens = lanes * segment_len
+        self._setting = setting
+        self._ids = random_ids(shape, vocab_size=vocab_size, seed=1).to(setting.device)
+        self._parameters = parameters
+        self._loss = loss
+        self._optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
+        self._number = 0
+
+    def __call__(self) -> Tensor:
+        """Take one step; its loss stays on the device."""
+        ids = self._ids[self._number % BATCHES]
+        self._number += 1
+        with self._setting.autocast():
+            loss = self._loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._parameters, 0.25)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def training(setting: Setting, model: MemoryTransformer, *, preset: str, lanes: int, compiles: bool) -> Steps:
+    """Give training steps of a preset, as `LanguageModule.training_step` takes them."""
+    segment_len = setting.recipe(preset)["segment_len"]
+    model.train()
+    nll = CompiledTraining(model, segment_len=segment_len, backend=setting.backend).nll if compiles else model.nll
+    resets_BT = torch.zeros(lanes, segment_len, dtype=torch.bool, device=setting.device)
+    memory: Memory = model.empty_memory(lanes)
+
+    def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        nonlocal memory
+        losses = nll(tokens_BT, targets_BT, memory, resets_BT)
+        memory = losses.memory
+        return losses.nll_BT.sum() / targets_BT.numel()
+
+    return Steps(
+        setting,
+        list(model.parameters()),
+        loss,
+        lanes=lanes,
+        segment_len=segment_len,
+        vocab_size=model.vocab_size,
+    )
+
+
+def evaluation(
+    setting: Setting, model: MemoryTransformer, *, preset: str, lanes: int
+) -> tuple[Callable[[], Tensor], int]:
+    """Give a step that scores one segment at the lengths of the paper's evaluation, memory full, and its tokens."""
+    lengths = setting.recipe(preset)["long_eval"]
+    session = _session(model, lengths, lanes=lanes)
+    ids = random_ids((lanes, lengths["segment_len"] + 1), vocab_size=model.vocab_size, seed=2).to(setting.device)
+
+    def step() -> Tensor:
+        with setting.autocast():
+            nll_BT: Tensor = session.nll(ids[:, :-1], ids[:, 1:])
+        return nll_BT.sum()
+
+    for _ in range(-(-lengths["mem_len"] // lengths["segment_len"])):
+        step()
+    return step, lanes * lengths["segment_len"]
+
+
+def generation(setting: Setting, model: MemoryTransformer, *, preset: str) -> Callable[[], int]:
+    """Give a step that makes the likeliest next token, memory full, and reads it back, as one who prints it must."""
+    lengths = setting.recipe(preset)["long_eval"]
+    session = _session(model, lengths, lanes=1)
+    prompt = random_ids((1, lengths["mem_len"]), vocab_size=model.vocab_size, seed=3).to(setting.device)
+    for piece in prompt.split(lengths["segment_len"], dim=1):
+        token_11 = session.log_probs(piece)[:, -1:].argmax(dim=-1)
+
+    def step() -> int:
+        nonlocal token_11
+        token_11 = session.log_probs(token_11)[:, -1:].argmax(dim=-1)
+        return int(token_11)
+
+    return step
+
+
+def _session(model: MemoryTransformer, lengths: dict[str, Any], *, lanes: int) -> Any:
+    import transformer_xl as txl
+
+    return txl.stream(
+        model.eval(),
+        batch_size=lanes,
+        mem_len=lengths["mem_len"],
+        clamp_len=lengths["clamp_len"],
+        same_length=lengths["same_length"],
+    )
+
+
+def x_transformers_training(setting: Setting, *, preset: str, lanes: int) -> Steps:
+    """Give training steps of x-transformers: memory, rotary positions, flash attention, the same sizes."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    config, segment_len = setting.model_config(preset, attention="plain"), setting.recipe(preset)["segment_len"]
+    decoder = Decoder(
+        dim=config.d_model,
+        depth=config.n_layer,
+        heads=config.n_head,
+        attn_dim_head=config.d_head,
+        ff_mult=config.d_inner / config.d_model,
+        rotary_pos_emb=True,
+        attn_flash=True,
+    )
+    wrapped = TransformerWrapper(
+        num_tokens=setting.vocab_size(preset),
+        max_seq_len=segment_len,
+        max_mem_len=config.mem_len,
+        use_abs_pos_emb=False,
+        attn_layers=decoder,
+    ).to(setting.device)
+    mems: Any = None
+
+    def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        nonlocal mems
+        logits_BTV, mems = wrapped(tokens_BT, mems=mems, return_mems=True)
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+    parameters = [parameter for parameter in wrapped.train().parameters() if parameter.requires_grad]
+    return Steps(setting, parameters, loss, lanes=lanes, segment_len=segment_len, vocab_size=setting.vocab_size(preset))
+
+
+def transformers_training(setting: Setting, *, preset: str, lanes: int) -> Steps:
+    """Give training steps of the port in transformers 4, where it still is there."""
+    from transformers import TransfoXLConfig, TransfoXLModel
+
+    config, segment_len = setting.model_config(preset, attention="plain"), setting.recipe(preset)["segment_len"]
+    sizes = dataclasses.asdict(config)
+    same = ("d_model", "n_head", "d_head", "d_inner", "n_layer", "mem_len", "dropout", "dropatt")
+    body = TransfoXLModel(
+        TransfoXLConfig(
+            vocab_size=setting.vocab_size(preset),
+            d_embed=config.d_model,
+            div_val=1,
+            cutoffs=[],
+            clamp_len=-1,
+            **{name: sizes[name] for name in same},
+        )
+    )
+    head = nn.Linear(config.d_model, setting.vocab_size(preset))
+    network = nn.ModuleList([body, head]).to(setting.device).train()
+    mems: Any = None
+
+    def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        nonlocal mems
+        read = body(tokens_BT, mems=mems)
+        mems = read.mems
+        return nn.functional.cross_entropy(head(read.last_hidden_state).flatten(0, 1), targets_BT.flatten())
+
+    return Steps(
+        setting,
+        list(network.parameters()),
+        loss,
+        lanes=lanes,
+        segment_len=segment_len,
+        vocab_size=setting.vocab_size(preset),
+    )

@@ -1,0 +1,64 @@
+"""The benchmark of a GPU, at toy size on a CPU: it runs, and what is wrong does not pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.benchmarks import gpu
+from tests.test_imports import FRAMEWORKS, imported
+from transformer_xl.model.attention import ATTENTION, plain_attention
+
+
+def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    status = gpu.main(["--toy", "--no-compile", "--out", str(folder), *more])
+    return status, json.loads((folder / "gpu.json").read_text())["parts"]
+
+
+def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
+    pytest.importorskip("transformer_xl.model.streaming")
+    status, parts = run(tmp_path)
+    assert status == 0
+    assert list(parts) == [part for part in gpu.BUDGET if part != "peers"]
+    checked = [row for row in parts.pop("numerics") if "type" in row]
+    assert {row["attention"] for row in checked} == set(ATTENTION) - {"auto"}
+    for rows in parts.values():
+        assert all(row["tokens/s"] > 0 for row in rows)
+    table = (tmp_path / "gpu.md").read_text()
+    assert "**generation**" in table
+    assert "bfloat16 matrix product" in table
+
+
+def one_key_too_many(**arguments: Any) -> Tensor:
+    """Let the last query see no key but itself."""
+    visible = arguments.pop("visible")
+    mask_BTS = visible.mask_BTS.clone()
+    mask_BTS[:, -1, :-1] = False
+    return plain_attention(**arguments, visible=type(visible)(mask_BTS))
+
+
+def wrong_gradient(**arguments: Any) -> Tensor:
+    arguments["position_bias_NH"] = arguments["position_bias_NH"].detach() + 0 * arguments["position_bias_NH"]
+    return plain_attention(**arguments)
+
+
+def no_number(**arguments: Any) -> Tensor:
+    return plain_attention(**arguments) * torch.nan
+
+
+@pytest.mark.parametrize("wrong", [one_key_too_many, wrong_gradient, no_number])
+def test_a_wrong_attention_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    monkeypatch.setitem(ATTENTION, "sdpa", wrong)
+    status, parts = run(tmp_path, "--parts", "numerics")
+    assert status == 1
+    assert {row["attention"] for row in parts["numerics"] if not row["ok"]} == {"sdpa"}
+
+
+def test_no_framework_is_needed() -> None:
+    for path in Path(gpu.__file__).parent.glob("gpu*.py"):
+        assert not FRAMEWORKS & {name.partition(".")[0] for name in imported(path)}, path

@@ -1,0 +1,116 @@
+"""Layers compiled for one shape: the numbers of the model, one graph, whatever memory and segments do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.kinds import TRANSFORMERS, model_of, one_reset
+from tests.model.tiny import V, random_tokens
+from transformer_xl.model.attention import ATTENTION
+from transformer_xl.model.compiled import CompiledTraining
+from transformer_xl.model.interface import LanguageModel, TokenLosses
+from transformer_xl.model.memory import Memory, SlotMemory
+
+B, T, M = 2, 5, 7
+STEPS = 4
+Nll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
+
+
+def segments(*, short: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Segments of T tokens with a document's beginning in one of them; segment number `short` has fewer tokens."""
+    for step in range(STEPS):
+        length = T - 2 if step == short else T
+        tokens_BT = random_tokens(B, length + 1, seed=step)
+        yield tokens_BT[:, :-1], tokens_BT[:, 1:], one_reset(B, length, lane=1, place=1) & torch.tensor(step == 2)
+
+
+def losses(model: LanguageModel, nll: Nll, *, memory: Memory, short: int | None = None) -> tuple[list[float], Memory]:
+    """Take a few steps of SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for tokens_BT, targets_BT, resets_BT in segments(short=short):
+        nll_BT, memory = nll(tokens_BT, targets_BT, memory, resets_BT)
+        optimizer.zero_grad()
+        nll_BT.mean().backward()
+        optimizer.step()
+        found.append(float(nll_BT.detach().mean()))
+    return found, memory
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_memory_of_full_size_gives_the_numbers_of_one_that_grows(kind: str) -> None:
+    grows, full = (model_of(kind).train() for _ in range(2))
+    memory = full.empty_memory(B).with_all_slots()
+    assert memory.rows.shape[2] == M
+    assert not memory.length_B.any()
+    expected, _ = losses(grows, grows.nll, memory=grows.empty_memory(B))
+    found, after = losses(full, full.nll, memory=memory)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert isinstance(after, SlotMemory)
+    assert after.with_all_slots() is after
+
+
+class Counting:
+    """A compiler that leaves a graph as it is, and counts the graphs."""
+
+    def __init__(self) -> None:
+        torch._dynamo.reset()
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        self.graphs += 1
+        return aot_eager(graph, inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *((kind, {}) for kind in TRANSFORMERS),
+        *(("transformer_xl", {"attention": name}) for name in sorted(set(ATTENTION) - {"blockwise"})),
+        ("transformer_xl", {"untie_r": True, "pre_norm": True, "clamp_len": 4, "same_length": True}),
+        ("transformer_xl", {"cutoffs": [10, 20], "div_val": 2}),
+    ],
+    ids=str,
+)
+def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: str, changes: dict[str, Any]) -> None:
+    plain, model = (model_of(kind, dtype=torch.float32, n_layer=3, **changes).train() for _ in range(2))
+    names = list(model.state_dict())
+    counting = Counting()
+    compiled = CompiledTraining(model, segment_len=T, backend=counting)
+    expected, _ = losses(plain, plain.nll, memory=plain.empty_memory(B), short=3)
+    found, memory = losses(model, compiled.nll, memory=model.empty_memory(B), short=3)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert counting.graphs == 1
+
+    assert list(model.state_dict()) == names
+    with torch.no_grad():
+        model.eval().log_probs(random_tokens(B, T + 3), memory)
+    again, _ = losses(model.train(), compiled.nll, memory=memory)
+    expected, _ = losses(plain, plain.nll, memory=memory)
+    assert again == pytest.approx(expected, rel=1e-5)
+    assert counting.graphs == 1
+
+
+@pytest.mark.slow
+def test_dropout_and_autocast_take_the_same_single_graph() -> None:
+    model = model_of("transformer_xl", dtype=torch.float32, dropout=0.1, dropatt=0.1).train()
+    counting = Counting()
+    compiled = CompiledTraining(model, segment_len=T, backend=counting)
+
+    def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None) -> TokenLosses:
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return compiled.nll(tokens_BT, targets_BT, memory, resets_BT)
+
+    found, _ = losses(model, nll, memory=model.empty_memory(B))
+    assert len(set(found)) == STEPS
+    assert max(found) < 2 * torch.tensor(float(V)).log()
+    assert counting.graphs == 1

@@ -1,0 +1,219 @@
+"""Sessions over cached keys and values, against the model's own memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import transformer_xl as txl
+from tests.model.kinds import KINDS, OF_PLACES, RECURRENT, TRANSFORMERS, model_of, one_reset
+from tests.model.test_streaming import drawn_resets
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read
+from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.key_values import KeyValueBuffer
+from transformer_xl.model.streaming import Stream
+
+EXACT = 1e-9
+ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    "adaptive": ("transformer_xl", ADAPTIVE),
+    "blockwise": ("transformer_xl", {"attention": "blockwise", "untie_r": True}),
+    "clamped": ("transformer_xl", {"clamp_len": 3, "pre_norm": True}),
+    "clamped shaw": ("shaw", {"clamp_len": 2}),
+    "pre-norm places": ("vaswani", {"pre_norm": True}),
+}
+CAN_LIMIT = sorted(name for name, (kind, _) in VARIANTS.items() if kind in TRANSFORMERS)
+
+
+@cache
+def variant(name: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
+    kind, changes = VARIANTS[name]
+    model: LanguageModel = model_of(kind, dtype=dtype, **changes)
+    return model.requires_grad_(False)
+
+
+def read_on(session: Stream, tokens_BT: Tensor, pieces: list[int], resets_BT: Tensor | None = None) -> Tensor:
+    return torch.cat(
+        [
+            session.log_probs(tokens_BT[:, piece], None if resets_BT is None else resets_BT[:, piece])
+            for piece in cut(tokens_BT.shape[1], pieces)
+        ],
+        dim=1,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+@settings(deadline=None, max_examples=15)
+@given(
+    data=st.data(),
+    pieces=st.lists(st.integers(1, 8), min_size=1, max_size=7),
+    mem_len=st.integers(0, 9),
+    same_length=st.booleans(),
+)
+def test_a_session_reads_as_the_model_does(
+    name: str, data: st.DataObject, pieces: list[int], mem_len: int, same_length: bool
+) -> None:
+    limits = name in CAN_LIMIT and same_length and mem_len > 0
+    model = variant(name)
+    tokens_BT, length = random_tokens(2, sum(pieces)), sum(pieces)
+    resets_BT = drawn_resets(data, 2, length)
+    reader = model.with_context(clamp_len=model.clamp_len, same_length=limits)
+    expected, _ = read(reader, tokens_BT, model.empty_memory(2, mem_len), pieces, resets_BT)
+    session = txl.stream(model, batch_size=2, mem_len=mem_len, same_length=limits)
+    assert_equal_to(read_on(session, tokens_BT, pieces, resets_BT), expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_float32_a_session_is_as_exact_as_promised_token_by_token(kind: str) -> None:
+    model, tokens_BT = variant(kind, torch.float32), random_tokens(2, 20)
+    expected, _ = read(model, tokens_BT, model.empty_memory(2), [1] * 20)
+    assert_equal_to(read_on(txl.stream(model, batch_size=2), tokens_BT, [1] * 20), expected, within=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lanes", [[1], range(0, 3, 2), slice(1, None), None], ids=str)
+def test_lanes_reset_alone_begin_anew_and_the_others_go_on(kind: str, lanes: Any) -> None:
+    model, tokens_BT = variant(kind), random_tokens(3, 9 + SEGMENT_LEN)
+    session, undisturbed = txl.stream(model, batch_size=3), txl.stream(model, batch_size=3)
+    for reader in (session, undisturbed):
+        read_on(reader, tokens_BT[:, :9], [4, 5])
+    session.reset(lanes)
+    new = read_on(txl.stream(model, batch_size=3), tokens_BT[:, 9:], [2, 3])
+    old = read_on(undisturbed, tokens_BT[:, 9:], [2, 3])
+    is_reset_B = torch.zeros(3, dtype=torch.bool)
+    is_reset_B[lanes if lanes is not None else slice(None)] = True
+    actual = read_on(session, tokens_BT[:, 9:], [2, 3])
+    assert_equal_to(actual, torch.where(is_reset_B[:, None, None], new, old), within=EXACT)
+    assert difference(new, old) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_the_models_and_clamp_len_and_lengths_its_own_unless_told(kind: str) -> None:
+    changes = {} if kind in [*RECURRENT, *OF_PLACES, "transformer_rope"] else {"clamp_len": 2}
+    model, tokens_BT = model_of(kind, mem_len=4, **changes), random_tokens(2, 12)
+    targets_BT = random_tokens(2, 12, seed=5)
+    targets_BT[0, 3] = -100
+    memory, session = model.empty_memory(2), txl.stream(model, batch_size=2)
+    for piece in cut(12, [5, 1, 6]):
+        expected, memory = model.nll(tokens_BT[:, piece], targets_BT[:, piece], memory)
+        actual = session.nll(tokens_BT[:, piece], targets_BT[:, piece])
+        assert_equal_to(actual, expected.detach(), within=EXACT)
+        assert not actual.requires_grad
+    assert session.mem_len == 4
+    if changes:
+        unclamped = model.with_context(clamp_len=None, same_length=False)
+        expected, _ = read(unclamped, tokens_BT, model.empty_memory(2), [5, 1, 6])
+        actual = read_on(txl.stream(model, batch_size=2, clamp_len=None), tokens_BT, [5, 1, 6])
+        assert_equal_to(actual, expected.detach(), within=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_can_go_on_from_a_memory_of_the_model(kind: str) -> None:
+    model, tokens_BT = variant(kind), random_tokens(2, 12)
+    _, aged = read(model, random_tokens(2, 9), model.empty_memory(2), [9], one_reset(2, 9, lane=1, place=5))
+    session = txl.stream(model, batch_size=2)
+    for memory in (aged, model.zero_memory(2), model.empty_memory(2)):
+        session.start_from(memory)
+        expected, _ = read(model, tokens_BT, memory, [5, 7])
+        assert_equal_to(read_on(session, tokens_BT, [5, 7]), expected, within=EXACT)
+    shorter = txl.stream(model, batch_size=2, mem_len=3)
+    if kind in TRANSFORMERS:
+        shorter.start_from(aged)
+        hidden = model.empty_memory(2, 3).with_rows(aged.rows[:, :, -3:], length_B=aged.length_B.clamp(max=3))
+        expected, _ = read(model, tokens_BT, hidden, [5, 7])
+        assert_equal_to(read_on(shorter, tokens_BT, [5, 7]), expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_a_token_costs_its_own_projections_and_not_its_memorys(kind: str) -> None:
+    model = model_of(kind)
+    rows: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, inputs, output: rows.append(inputs[0].shape[:-1].numel()))
+    session = txl.stream(model, batch_size=1)
+    read_on(session, random_tokens(1, 30), [1] * 30)
+    rows.clear()
+    read_on(session, random_tokens(1, 30), [1] * 30)
+    assert set(rows) == {1}  # one token's, and no positions
+    assert len(rows) == 30 * 2 * 5  # keys and values, query, output, two of feed-forward
+
+
+def test_keys_and_values_that_are_kept_take_the_room_of_the_memory_and_half_as_much() -> None:
+    buffer, read_so_far = KeyValueBuffer(), torch.empty(2, 1, 1, 0, 3)
+    copies = 0
+    for number in range(500):
+        new = torch.full((2, 1, 1, 1, 3), float(number))
+        place = buffer.newest(0).data_ptr() if number else 0
+        read_so_far = torch.cat([read_so_far, new], dim=3)
+        seen = buffer.append(new, keep=min(number, 100))
+        assert torch.equal(seen, read_so_far[:, :, :, -101:])
+        copies += seen.data_ptr() != place
+        assert seen.untyped_storage().nbytes() <= 4 * 6 * max(4, 1.5 * min(number, 100) + 2)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.parametrize("how", ["autocast", "model"])
+def test_in_bfloat16_a_session_reads_about_the_same(kind: str, how: str) -> None:
+    exact, model = (model_of(kind, dtype=torch.float32) for _ in range(2))
+    if how == "model":
+        model.bfloat16()
+    tokens_BT = random_tokens(2, 15)
+    with torch.no_grad():
+        expected, _ = read(exact, tokens_BT, exact.empty_memory(2), [5, 5, 1, 4])
+    session = txl.stream(model, batch_size=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+        actual = read_on(session, tokens_BT, [5, 5, 1, 4])
+    assert actual.dtype == torch.float32  # softmax and logarithm are
+    assert 1e-4 < difference(actual, expected) < 0.5
+
+
+def test_a_session_keeps_no_graph_and_outlives_inference_mode() -> None:
+    model, tokens_BT = model_of("transformer_xl"), random_tokens(1, 20)
+    session = txl.stream(model, batch_size=1)
+    with torch.inference_mode():
+        actual = [session.log_probs(tokens_BT[:, :10])]
+    actual.append(session.log_probs(tokens_BT[:, 10:]))
+    assert not any(part.requires_grad for part in actual)
+    expected, _ = read(model, tokens_BT, model.empty_memory(1), [10, 10])
+    assert_equal_to(torch.cat(actual, dim=1), expected.detach(), within=EXACT)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_what_is_no_number_ends_with_a_lanes_reset(kind: str) -> None:
+    model = model_of(kind, tie_weights=False).requires_grad_(False)
+    model.embedding.weights[0][0] = torch.nan
+    tokens_BT = random_tokens(2, 9).clamp(min=1)
+    poisoned = tokens_BT.clone()
+    poisoned[:, 2] = 0
+    session = txl.stream(model, batch_size=2)
+    session.log_probs(poisoned)
+    session.reset([0])
+    log_probs_BTV = session.log_probs(tokens_BT)
+    assert log_probs_BTV[0].isfinite().all()
+    assert log_probs_BTV[1].isnan().any()
+
+
+def test_what_a_session_cannot_do_is_refused() -> None:
+    model, tokens_BT = model_of("transformer_xl"), random_tokens(2, SEGMENT_LEN)
+    session = txl.stream(model, batch_size=2)
+    with pytest.raises(ValueError, match=r"3 lanes and the session has 2: .*stream\(model, batch_size=3\)"):
+        session.log_probs(random_tokens(3, SEGMENT_LEN))
+    with pytest.raises(ValueError, match="mem_len is -1"):
+        txl.stream(model, batch_size=2, mem_len=-1)
+    with pytest.raises(ValueError, match="same_length is true with mem_len 0"):
+        txl.stream(model, batch_size=2, mem_len=0, same_length=True).log_probs(tokens_BT)
+    with pytest.raises(ValueError, match="clamp_len is 3"):
+        txl.stream(model_of("transformer_rope"), batch_size=2, clamp_len=3).log_probs(tokens_BT)
+    with pytest.raises(IndexError):
+        session.reset([2])
+    model.train()
+    with pytest.raises(ValueError, match=r"eval\(\)"):
+        session.log_probs(tokens_BT)

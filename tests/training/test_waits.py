@@ -1,0 +1,126 @@
+"""The step lets the host run ahead of the device: nothing in it reads a number back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import Outcome
+from tests.model.kinds import KINDS, RECURRENT, model_of, one_reset
+from tests.model.tiny import random_tokens
+from transformer_xl.model import attention, content_attention
+from transformer_xl.training.module import LanguageModule
+
+Run = Callable[..., Outcome]
+STEPS = 5
+READS = {"tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__"}
+OF_DATA = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique",
+    "aten.unique",
+    "aten.equal",
+)
+
+
+class Calls(TorchFunctionMode):
+    """Notes each method by which Python reads a tensor."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in READS:
+            self.found.append(name)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Notes each operation whose result's shape, or which itself, needs a number of the device."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(operation)
+        by_mask = name.startswith("aten.index") and any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+            for index in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else [])
+        )
+        if name.startswith(OF_DATA) or by_mask:
+            self.found.append(name)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Give, for each step but the first, what read a number from its beginning to that of the next."""
+    found: list[str] = []
+    steps: list[list[str]] = []
+    modes = (Calls(found), Operations(found))
+    start, end = LanguageModule.on_train_batch_start, LanguageModule.on_train_end
+
+    def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx > 1:
+            steps.append(list(found))
+        found.clear()
+        if batch_idx == 1:
+            for mode in modes:
+                mode.__enter__()
+        start(self, batch, batch_idx)
+
+    def on_train_end(self: Any) -> None:
+        for mode in reversed(modes):
+            mode.__exit__(None, None, None)
+        end(self)
+
+    monkeypatch.setattr(LanguageModule, "on_train_batch_start", on_train_batch_start)
+    monkeypatch.setattr(LanguageModule, "on_train_end", on_train_end)
+    return steps
+
+
+# on a CPU blockwise attention reads the mask, for which nothing has to be waited
+QUIETLY = [
+    "model.attention=sdpa",
+    "trainer.log_every_n_steps=100",
+    "trainer.limit_val_batches=0",
+    "trainer.limit_test_batches=0",
+]
+
+
+def test_no_step_waits(tiny_run: Run, waits: list[list[str]]) -> None:
+    outcome = tiny_run(*QUIETLY, "callbacks.nonfinite.action=skip", f"trainer.max_steps={STEPS}")
+    assert outcome.status == 0
+    assert waits == [[]] * (STEPS - 2)
+
+
+def test_an_adaptive_softmax_waits_once(tiny_run: Run, waits: list[list[str]]) -> None:
+    adaptive = ["data.tokenizer=char", "model.cutoffs=[20,40]", "model.div_val=2"]
+    outcome = tiny_run(*QUIETLY, *adaptive, f"trainer.max_steps={STEPS}")
+    assert outcome.status == 0
+    assert waits == [["tolist"]] * (STEPS - 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_model_waits_but_once_for_where_a_recurrent_one_resets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attention, content_attention):
+        monkeypatch.setattr(module, "suits_blockwise", lambda query_BTNH: False)  # as on a GPU
+    model = model_of(kind, dropout=0.1, **({"attention": "auto"} if kind == "transformer_xl" else {})).train()
+    tokens_BT, resets_BT = random_tokens(2, 5), one_reset(2, 5, lane=1, place=2)
+    found: list[str] = []
+    with Calls(found), Operations(found):
+        nll_BT, memory = model.nll(tokens_BT, tokens_BT, model.empty_memory(2), resets_BT)
+        nll_BT.sum().backward()
+        model.nll(tokens_BT, tokens_BT, memory.without_nonfinite())
+    assert found == (["tolist"] if kind in RECURRENT else [])

@@ -140,9 +140,10 @@ def sizes_in_words(request: Request) -> str:
     """Describe a work."""
     model, lanes = request["model"], request["batch_size"]
     ids = ", ids drawn as 1 / rank" if request["ids"] == "zipf" else ""
+    segment = 1 if request["task"] == "generation" else request["segment_len"]
     return (
         f"{model['kind']}, {model['n_layer']} layers, D {model['d_model']}, {model['n_head']} x {model['d_head']}, "
-        f"F {model['d_inner']:,}, V {request['vocab_size']:,}{ids}, T {request['segment_len']}, "
+        f"F {model['d_inner']:,}, V {request['vocab_size']:,}{ids}, T {segment}, "
         f"M {request['mem_len']:,}, {lanes} lane{'s' if lanes > 1 else ''}"
     )
 

@@ -122,7 +122,7 @@ class BareLoop:
         self.optimizer = ours.configure_optimizers()
         self.schedule = ours.schedule
         self.clip = config.trainer.gradient_clip_val
-        # as Lightning has it: without a cache, a weight used twice is rounded twice, and its gradients meet in full
+        # as Lightning does: without its cache a weight used twice is rounded twice, and its gradients added in full
         is_rounded = str(config.trainer.precision) == "bf16-mixed"
         self.autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_rounded, cache_enabled=False)
         self.memory: Any = None

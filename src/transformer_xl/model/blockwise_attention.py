@@ -75,7 +75,7 @@ def blockwise_content_attention(
 
 
 def suits_blockwise(query_BTNH: Tensor) -> bool:
-    """Say whether blockwise is the fastest that has been measured: on a CPU, but not in a layer that is compiled."""
+    """Say whether to attend blockwise: on a CPU, but not in a layer that is compiled."""
     return query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

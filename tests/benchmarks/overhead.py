@@ -138,11 +138,11 @@ class BareLoop:
             self.memory = self.model.empty_memory(batch_size=len(batch.tokens_BT))
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(batch.step)
+        self.optimizer.zero_grad(set_to_none=True)
         with self.autocast:
             nll, self.memory = self.nll(batch.tokens_BT, batch.targets_BT, self.memory, batch.resets_BT)
             nll_sum = nll.sum()
             loss = nll_sum / batch.counted
-        self.optimizer.zero_grad(set_to_none=True)
         self.backward(loss)
         if self.clip is not None:
             self.clip_gradients(self.model.parameters(), self.clip)

@@ -154,6 +154,12 @@ class LanguageModule(LightningModule):
         if self._skips_nonfinite and self.trainer.precision != SCALED_PRECISION:
             leave_out_update(optimizer, self.gradient_norm)
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, and let go of the gradients: the next forward pass then needs no room beside them."""
+        super().optimizer_step(*args, **kwargs)
+        for parameter in self._trained:
+            parameter.grad = None
+
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.val_metric)

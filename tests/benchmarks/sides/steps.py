@@ -82,9 +82,9 @@ class Training:
 
     def step(self, drawn: tuple[Tensor, Tensor]) -> float:
         """Train on one segment of every lane."""
+        self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._request):
             loss = self._loss(*drawn)
-        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self._optimizer.step()

@@ -17,6 +17,7 @@ LAYERS = [
         "config",
         "data_config",
         "model_config",
+        "inference_config",
         "parsing",
         "checks",
         "corpus_checks",
@@ -30,7 +31,7 @@ LAYERS = [
     {"training", "inference", "interop"},
     {
         *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
-        *("resume_rules", "resuming", "checkpoint_fit", "freed_memory"),
+        *("resume_rules", "resuming", "checkpoint_fit", "freed_memory", "placement"),
     },
     {"commands"},
 ]

@@ -25,6 +25,12 @@ from transformer_xl.commands.composing import shipped_config_dir
 from transformer_xl.errors import Stopped, UserError
 
 _INTERRUPTED = 130
+_NO_SWEEPS = {
+    "evaluate": "give a list, as in 'eval.mem_len=[0,64]' or 'run=[A,B]'",
+    "score": "call this command once for each",
+    "generate": "call this command once for each",
+}
+"""Commands without jobs, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
     finally:
         if ranks.is_main():
             folders.discard_claimed()
-            if task is not None and task.folder is not None:
+            if task is not None and task.folder not in (None, Path.cwd()):
                 folders.discard_if_empty(task.folder)
 
 
@@ -205,6 +211,8 @@ def _read(config_name: str, command: list[str], config_dir: Path) -> _Call:
     is_job = literals.is_quoted(command[1:])
     overrides = overrides + sweep.overrides_of_experiments(overrides, config_dir, is_job=is_job)
     multirun = parsed.multirun or any(literals.key_of(line) == "hydra.mode" for line in overrides)
+    if multirun and config_name in _NO_SWEEPS:
+        raise UserError(f"--multirun sweeps over training runs: {_NO_SWEEPS[config_name]}")
     if multirun and not is_job:
         _refuse_new_folders_with_auto(overrides)
     return _Call(

@@ -14,7 +14,7 @@ from omegaconf import ListConfig, OmegaConf
 from transformer_xl.errors import UserError
 
 LITERAL_KEYS = frozenset(
-    {"prompt", "texts", "run", "resume", "init_from", "name"}
+    {"prompt", "prompt_file", "texts", "state", "run", "resume", "init_from", "name"}
     | {"data.path", "data.dir", "data.vocabulary", "data.document_marker"}
 )
 

@@ -20,7 +20,6 @@ from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.streaming import stream
 from transformer_xl.scores import Score
 
-
 Take = Callable[[Batch, Tensor], None]
 """Gets a segment or window that was read, and the loss (B, T) of each target in nats, 0 where none counts."""
 

@@ -54,7 +54,7 @@ def test_no_more_is_read_than_asked_and_progress_is_told() -> None:
 
 def test_lanes_that_are_too_short_are_refused() -> None:
     source = evaluation_lanes(TOKENS, batch_size=LANES, split="test")
-    with pytest.raises(UserError, match="eval.relative_context_lengths goes up to 13"):
+    with pytest.raises(UserError, match=r"eval\.relative_context_lengths goes up to 13"):
         losses_by_context(model_of("gru"), source, lengths=[1, 13], max_tokens=9, clamp_len=None, autocast=nullcontext)
     assert lanes_for(47, longest=6) == 3
     assert lanes_for(5, longest=6) == 1

@@ -193,9 +193,11 @@ def _print(
     title += [f"{name} {value}" for name, value in shared.items()]
     table = Table(title=Text(_plain(", ".join(title))), title_justify="left")
     for column in columns:
-        justify = "left" if column.is_text else "right"
         table.add_column(
-            Text(column.heading), justify=justify, no_wrap=not column.is_text, overflow="fold", vertical="top"
+            Text(column.heading),
+            justify="left" if column.is_text else "right",
+            no_wrap=not column.is_text,
+            overflow="fold",
         )
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*(Text("\n".join(map(_plain, cell.split("\n")))) for cell in cells))

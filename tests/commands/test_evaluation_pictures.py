@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.commands.test_evaluation_tables import BASE, changed
+from transformer_xl.commands.context_picture import draw_relative_context
 from transformer_xl.commands.evaluation_pictures import (
     Line,
     draw_by_distance,
     draw_by_memory,
     draw_by_position,
-    draw_relative_context,
     memory_lines,
 )
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition

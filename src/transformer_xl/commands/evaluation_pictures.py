@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.commands.evaluation_tables import Evaluated, units_to_compare
-from transformer_xl.commands.tables import printable
+from transformer_xl.commands.picture_parts import legend_below, line_look, log_axis, written
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
-from transformer_xl.inference.relative_context import RelativeContext
 from transformer_xl.scores import Unit, in_words
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 _POINTS = 64
 _LINES_INSIDE = 6
-_STYLES = ("-", "--", ":", "-.")
-_COLOURS = tuple(f"C{number}" for number in range(10))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +69,7 @@ def draw_by_position(lines: Sequence[Line], path: Path, *, title: str) -> Path:
     figure, axes = _canvas()
     for number, line in enumerate(map(_thinned, lines)):
         _plot(axes, line, number, marker="." if len(line.places) <= _POINTS else "")
-    _log_axis(axes, (place for line in lines for place in line.places), name="place in the segment")
+    log_axis(axes, (place for line in lines for place in line.places), name="place in the segment")
     return _finished(figure, axes, lines, path, title=title)
 
 
@@ -86,7 +82,7 @@ def draw_by_distance(lines: Sequence[Line], path: Path, *, title: str) -> Path:
     drawn = [_without_empty(line) for line in lines]
     for number, line in enumerate(drawn):
         _plot(axes, line, number, marker="o")
-    _log_axis(
+    log_axis(
         axes,
         (place for line in drawn for place in line.places),
         name="tokens since the document (or, without borders of documents, the lane) began: this many to twice as many",
@@ -151,52 +147,6 @@ def _label(row: Evaluated) -> str:
     return f"{row.name}, segment {lengths.segment_len}{clamp}{', same length' if lengths.same_length else ''}"
 
 
-def draw_relative_context(results: Sequence[RelativeContext], path: Path, *, threshold: float, title: str) -> Path:
-    """Draw what each step to a longer context gains, a panel for each share of the hardest positions, and the losses.
-
-    A ring marks the relative effective context length; it is open to the right where the longest was still of use.
-    """
-    from matplotlib.figure import Figure
-
-    shares = [gains.share for gains in results[0].shares]
-    figure = Figure(figsize=(4.2 * (len(shares) + 1), 4.8), dpi=120, layout="constrained")
-    *panels, last = figure.subplots(1, len(shares) + 1, squeeze=False)[0]
-    handles = []
-    for number, result in enumerate(results):
-        look = _look(number)
-        for index, axes in enumerate(panels):
-            gains = result.shares[index]
-            values = [100 * gain for gain in gains.gains]
-            axes.plot(result.lengths[1:], values, marker=".", **look)
-            reached = result.lengths.index(gains.length)
-            if reached > 0:
-                ring = ">" if gains.is_least else "o"
-                axes.plot(gains.length, values[reached - 1], ring, markersize=10, fillstyle="none", color=look["color"])
-        handles += last.plot(result.lengths, result.losses, marker=".", **look)
-    for share, axes in zip(shares, panels, strict=True):
-        axes.axhline(100 * threshold, color="grey", linewidth=0.8, linestyle="--")
-        axes.set_yscale("symlog", linthresh=100 * threshold)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(bottom=0)
-        axes.set_title("all positions" if share == 1 else f"hardest {100 * share:g} %", fontsize="medium")
-    panels[0].set_ylabel("perplexity gained over the context before (%)")
-    last.set_title("mean loss, all positions", fontsize="medium")
-    last.set_ylabel("nats a token")
-    for axes in (*panels, last):
-        _log_axis(axes, (length for result in results for length in result.lengths), name="context (tokens)")
-        axes.grid(alpha=0.3)
-    figure.suptitle(_text(title), fontsize="medium")
-    _legend_below(figure, handles, [_recl(result) for result in results], columns=2)
-    figure.savefig(path)
-    return path
-
-
-def _recl(result: RelativeContext) -> str:
-    lengths = ", ".join(f"{'≥ ' if gains.is_least else ''}{gains.length}" for gains in result.shares)
-    shares = ", ".join(f"{gains.share:g}" for gains in result.shares)
-    return f"{result.name}: {lengths} (r = {shares})"
-
-
 def _canvas() -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
@@ -204,15 +154,8 @@ def _canvas() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _look(number: int) -> dict[str, str]:
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _STYLES[number // len(_COLOURS) % len(_STYLES)],
-    }
-
-
 def _plot(axes: Axes, line: Line, number: int, *, marker: str) -> None:
-    look = _look(number)
+    look = line_look(number)
     axes.plot(line.places, line.of(line.losses), marker=marker, markersize=4, linewidth=1.6, **look)
     if line.errors is not None:
         low, high = (line.of(line.losses + factor * line.errors) for factor in (-2, 2))
@@ -257,24 +200,6 @@ def _without_empty(line: Line) -> Line:
     )
 
 
-def _log_axis(axes: Axes, places: Iterable[float], *, name: str) -> None:
-    """Let powers of two stand at even distances, in plain numbers."""
-    found = [place for place in places if place > 0] or [1.0]
-    axes.set_xscale("log", base=2)
-    first, last = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
-    every = max(1, (last - first) // 9)
-    axes.set_xticks([2.0**power for power in range(first, last + 1, every)])
-    axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter(lambda value, _: _number(value))
-    axes.set_xlabel(name)
-
-
-def _number(value: float) -> str:
-    if value >= 1 << 20:
-        return f"{value / (1 << 20):g}Mi"
-    return f"{value / 1024:g}Ki" if value >= 8192 else f"{value:g}"
-
-
 def _apart(lengths: Sequence[int], *, shortest: int) -> list[int]:
     """Keep lengths whose numbers would not overlap on the axis."""
     kept: list[int] = []
@@ -287,25 +212,13 @@ def _apart(lengths: Sequence[int], *, shortest: int) -> list[int]:
 def _finished(figure: Figure, axes: Axes, lines: Sequence[Line], path: Path, *, title: str) -> Path:
     unit = lines[0].unit
     axes.set_ylabel("nats a token" if unit is None else in_words(unit.name))
-    axes.set_title(_text(title), fontsize="medium")
+    axes.set_title(written(title), fontsize="medium")
     axes.grid(alpha=0.3)
     handles = [line for line in axes.get_lines() if len(line.get_xdata())]  # type: ignore[arg-type]
     labels = [line.label for line in lines]
     if len(lines) > _LINES_INSIDE or max(map(len, labels)) > 40:
-        _legend_below(figure, handles, labels, columns=2)
+        legend_below(figure, handles, labels, columns=2)
     else:
-        axes.legend(handles, [_text(label) for label in labels], fontsize="small")
+        axes.legend(handles, [written(label) for label in labels], fontsize="small")
     figure.savefig(path)
     return path
-
-
-def _legend_below(figure: Figure, handles: Sequence[object], labels: Sequence[str], *, columns: int) -> None:
-    figure.legend(
-        handles, [_text(label) for label in labels], loc="outside lower center", ncols=columns, fontsize="small"
-    )
-
-
-def _text(text: str) -> str:
-    """Write a text that matplotlib shall take neither for a formula nor for something to leave out."""
-    plain = printable(text).replace("$", r"\$")
-    return f" {plain}" if plain.startswith("_") else plain

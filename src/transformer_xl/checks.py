@@ -230,6 +230,7 @@ def _check_callbacks(config: Config) -> list[str]:
         0,
         callbacks__sample__n_tokens=callbacks.sample.n_tokens,
         callbacks__sample__temperature=callbacks.sample.temperature,
+        callbacks__memory_gain__max_tokens=callbacks.memory_gain.max_tokens,
         callbacks__report__memory_tokens=callbacks.report.memory_tokens,
         callbacks__divergence__nats=callbacks.divergence.nats,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 
 import torch
 
-from transformer_xl.commands.corpus_of_model import open_corpus_of
+from transformer_xl.commands.evaluating.corpus import open_corpus_of
 from transformer_xl.commands.sources import Source
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
@@ -197,12 +197,8 @@ def _opened(subject: Subject) -> Opened:
     return subject.opened()
 
 
-def _read_elsewhere(
-    subject: Subject, split: str, lengths: EvalConfig, lanes: range, max_tokens: int | None
-) -> Share:
-    return read_share(
-        _opened(subject), split=split, lengths=lengths, lanes=lanes, max_tokens=max_tokens, progress=None
-    )
+def _read_elsewhere(subject: Subject, split: str, lengths: EvalConfig, lanes: range, max_tokens: int | None) -> Share:
+    return read_share(_opened(subject), split=split, lengths=lengths, lanes=lanes, max_tokens=max_tokens, progress=None)
 
 
 def _on_device(subject: Subject, number: int) -> Subject:

@@ -62,8 +62,10 @@ def _read(path: Path) -> list[Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(
-        content.get("evaluations"), list
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != _FORMAT
+        or not isinstance(content.get("evaluations"), list)
     ):
         raise UserError(f"{path} is damaged, or was not written by this program: move it away")
     evaluations: list[Any] = content["evaluations"]

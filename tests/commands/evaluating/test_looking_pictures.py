@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.commands.looking_pictures import _in_bins, _lines, _nodes, draw_attention, draw_reach
+from transformer_xl.commands.evaluating.looking_pictures import _in_bins, _lines, _nodes, draw_attention, draw_reach
 from transformer_xl.inference.looking import AttentionByDistance
 from transformer_xl.inference.reach import Reach
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.commands.test_evaluation_tables import BASE, changed
-from transformer_xl.commands.context_picture import draw_relative_context
-from transformer_xl.commands.evaluation_pictures import (
+from transformer_xl.commands.evaluating.context_picture import draw_relative_context
+from transformer_xl.commands.evaluating.pictures import (
     Line,
     draw_by_distance,
     draw_by_memory,

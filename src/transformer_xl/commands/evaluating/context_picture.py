@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.commands.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
 from transformer_xl.inference.relative_context import RelativeContext
 
 

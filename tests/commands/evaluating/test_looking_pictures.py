@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transformer_xl.commands.evaluating import looking_pictures
 from transformer_xl.commands.evaluating.looking_pictures import _in_bins, _lines, _nodes, draw_attention, draw_reach
 from transformer_xl.inference.looking import AttentionByDistance
 from transformer_xl.inference.reach import Reach
@@ -29,10 +30,11 @@ def looked_at(*, layers: int, heads: int, mem_len: int, segment_len: int) -> Att
     )
 
 
-@pytest.mark.parametrize(("layers", "mem_len"), [(5, 12), (1, 0)])
+@pytest.mark.parametrize(("layers", "mem_len"), [(3, 12), (1, 0)])
 def test_attention_is_drawn_for_layers_that_fill_no_row_and_without_memory(
-    tmp_path: Path, layers: int, mem_len: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, mem_len: int
 ) -> None:
+    monkeypatch.setattr(looking_pictures, "_COLUMNS", 2)
     path = tmp_path / "attention.png"
     draw_attention(looked_at(layers=layers, heads=2, mem_len=mem_len, segment_len=4), path, title="a model")
     assert path.read_bytes().startswith(PNG)

@@ -77,7 +77,7 @@ class ScoreConfig(ModelChoice):
     state: str | None
     tokens: bool
     format: Literal["table", "jsonl"]
-    segment_len: int
+    segment_len: int | Own
     memory: ContextConfig
 
 

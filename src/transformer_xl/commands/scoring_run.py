@@ -18,8 +18,8 @@ from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
 from transformer_xl.data_config import CorpusConfig
 from transformer_xl.errors import Stopped, UserError
 from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts, resolved_lengths
-from transformer_xl.inference.text_ids import TextEncoder
-from transformer_xl.inference.texts import Input, read_texts
+from transformer_xl.inference.text_ids import Encoded, TextEncoder
+from transformer_xl.inference.texts import Input, Part, read_texts
 from transformer_xl.inference_config import ScoreConfig
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.training.signals import StopSignals
@@ -95,7 +95,7 @@ class ScoringRun:
                 if self._session is not None:
                     signals.hold()  # a session can be saved only between two texts
             try:
-                encoded = self._encoder.encode(part)
+                encoded = self._encoded(part)
                 score += TextScore(tokens=len(encoded.ids), text_bytes=encoded.text_bytes, unknown=encoded.unknown)
                 for costs in self._scorer.read(encoded.ids, begins=part.begins, ends=part.ends):
                     score += TextScore(nats=float(costs.nats.sum()), predictions=len(costs.nats))
@@ -204,11 +204,17 @@ class ScoringRun:
                 raise UserError(f"state={path} is damaged: {error}") from error
         return session
 
+    def _encoded(self, part: Part) -> Encoded:
+        try:
+            return self._encoder.encode(part)
+        except UserError as error:
+            if self._placed.model.vocabulary is not None:
+                raise
+            raise UserError(f"{error}; the model has no vocabulary, so that texts must be token ids") from error
+
     def _named(self, error: UserError, *, line: int) -> str:
-        """Name the file, the line, and what a model without a vocabulary takes."""
         place = "" if str(error).startswith("line ") else f"line {line}: "
-        ids = "; the model has no vocabulary, so that texts must be token ids"
-        return f"texts={self._config.texts}, {place}{error}{ids if self._placed.model.vocabulary is None else ''}"
+        return f"texts={self._config.texts}, {place}{error}"
 
 
 def _lengths(config: ScoreConfig, source: Source, model: LanguageModel) -> ReadingLengths:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,9 +24,11 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import config_of
 from transformer_xl.commands import command_line
-from transformer_xl.commands.score import score
+from transformer_xl.commands.score import check, score
 from transformer_xl.data.tokenizer import ByteVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.errors import UserError
 from transformer_xl.inference.text_ids import TextEncoder
+from transformer_xl.inference_config import ContextConfig, ScoreConfig
 from transformer_xl.model.registry import make_model
 
 WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
@@ -105,7 +109,7 @@ def test_each_line_is_scored_alone_whatever_their_order(byte_model: Path, tmp_pa
             assert [float(value) for value in row[1:4]] == pytest.approx(
                 [nats, nats / math.log(2) / len(line), math.exp(nats / len(line))], rel=1e-5
             )
-    turned = call(byte_model, texts_in(tmp_path / "turned", b"\n".join(lines[::-1]) + b"\n"), "segment_len=3")
+    turned = call(byte_model, texts_in(tmp_path / "turned", b"\n".join(lines[::-1]) + b"\n"))
     assert [row[1:] for row in turned.rows[::-1]] == [row[1:] for row in found.rows]
     assert "begin after <eod>" in found.err
     assert "5 texts, " in found.err
@@ -132,8 +136,6 @@ def test_tokens_and_texts_as_json(word_model: Path, tmp_path: Path, call: Call) 
 def test_lines_that_read_on_cost_what_their_text_costs(byte_model: Path, tmp_path: Path, call: Call) -> None:
     text = b"the cat\nsat on\n\nthe mat\n" * 3
     file = texts_in(tmp_path / "texts", text)
-    together = call(byte_model, file, "unit=document", "format=jsonl", "context=carry").objects
-    assert len(together) == 6
     lines = call(byte_model, file, "format=jsonl", "context=carry").objects
     assert sum(line["tokens"] for line in lines) == len(text)
     tokens = torch.tensor([[ENDS.end_of_document, *text]])
@@ -171,27 +173,50 @@ def test_a_session_goes_on_where_the_last_command_ended(byte_model: Path, tmp_pa
     assert "is damaged" in damaged.err
 
 
+CONFIG = ScoreConfig(
+    run="no/model",
+    checkpoint="best",
+    device="cpu",
+    precision="own",
+    texts="-",
+    unit="line",
+    context="none",
+    state=None,
+    tokens=False,
+    format="table",
+    segment_len="own",
+    memory=ContextConfig(mem_len="own", clamp_len="own", same_length="own"),
+)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("changes", "words"),
     [
-        (["segment_len=0"], "segment_len is 0, and must be at least 1"),
-        (["memory.mem_len=-1", "memory.clamp_len=-2"], "memory.mem_len is -1, and must be at least 0; memory.clamp"),
-        (["memory.mem_len=0", "memory.same_length=true"], "memory.same_length is true with memory.mem_len 0"),
-        (["context=cary"], "context is 'cary', and must be one of none, carry"),
-        (["state=some"], "state is some with context none, where no text reads on: it needs context=carry"),
-        (["state=/dev/null/some", "context=carry"], "state=/dev/null/some must be a file in a folder that exists"),
-        (["texts=none, here"], "texts=none, here names no file"),
-        (["texts=."], "texts=. is a folder"),
-        (["tokens=true", "format=table"], "format is table with tokens=true"),
+        ({"segment_len": 0}, "segment_len is 0, and must be at least 1"),
+        ({"memory": ContextConfig(mem_len=-1, clamp_len=None, same_length="own")}, "memory.mem_len is -1, and must be"),
+        ({"memory": ContextConfig(mem_len=9, clamp_len=-2, same_length="own")}, "memory.clamp_len is -2, and must be"),
+        ({"memory": ContextConfig(mem_len=0, clamp_len=None, same_length=True)}, "memory.same_length is true with"),
+        ({"state": "some"}, "state is some with context none, where no text reads on: it needs context=carry"),
+        ({"state": "/dev/null/some", "context": "carry"}, "state=/dev/null/some must be a file in a folder that exi"),
+        ({"texts": "none, here"}, "texts=none, here names no file"),
+        ({"texts": "."}, "texts=. is a folder"),
+        ({"tokens": True}, "format is table with tokens=true"),
     ],
     ids=str,
 )
-def test_nonsense_is_refused_before_the_model_is_loaded(call: Call, arguments: list[str], words: str) -> None:
-    texts = [] if any(argument.startswith("texts=") for argument in arguments) else ["texts=-"]
-    refused = call(Path("no/model at all"), *texts, *arguments)
+def test_nonsense_is_refused(changes: dict[str, Any], words: str) -> None:
+    check(CONFIG, given=["format"])
+    with pytest.raises(UserError, match=re.escape(words)):
+        check(dataclasses.replace(CONFIG, **changes), given=["format"])
+
+
+def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
+    refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "state=x", "format=table", "tokens=true")
     assert refused.status == 2
-    assert refused.err.startswith("error: ")
-    assert words in refused.err
+    assert refused.err.startswith("error: segment_len is 0, and must be at least 1; format is table")
+    assert (
+        "; texts=no, file names no file, and must name one, or be - for standard input; state is x with" in refused.err
+    )
     assert refused.err.count("\n") == 1
 
 

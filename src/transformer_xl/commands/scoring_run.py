@@ -140,11 +140,11 @@ class ScoringRun:
             self._session.write(self._scorer.state_dict())
         total = self._total
         figures = {
-            "nats a token": total.nats_per_token,
-            "bits a byte": total.bits_per_byte,
-            "ppl": total.perplexity,
+            "{:.4f} nats a token": total.nats_per_token,
+            "{:.4f} bits a byte": total.bits_per_byte,
+            "ppl {:.4f}": total.perplexity,
         }
-        said = [f"{value:.4f} {name}" for name, value in figures.items() if value is not None]
+        said = [written.format(value) for written, value in figures.items() if value is not None]
         said += [f"{total.unknown:,} of them unknown"] if total.unknown else []
         speed = total.predictions / (time.perf_counter() - began)
         counts = f"{_counted(self._texts, 'text')}, {_counted(total.predictions, 'token')}"
@@ -218,14 +218,12 @@ class ScoringRun:
 
 
 def _lengths(config: ScoreConfig, source: Source, model: LanguageModel) -> ReadingLengths:
-    segment_len = config.segment_len
-    if segment_len == "own":
-        of_run = _SEGMENT_LEN if source.config is None else source.config.data.segment_len
-        segment_len = min(of_run, model.max_segment_len or of_run)
+    of_run = _SEGMENT_LEN if source.config is None else source.config.data.segment_len
+    own = min(of_run, model.max_segment_len or of_run)
     memory = config.memory
     return resolved_lengths(
         model,
-        segment_len=segment_len,
+        segment_len=own if config.segment_len == "own" else config.segment_len,
         mem_len=memory.mem_len,
         clamp_len=memory.clamp_len,
         same_length=memory.same_length,

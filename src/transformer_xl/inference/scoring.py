@@ -125,7 +125,10 @@ class Scorer:
         self._reads_on = reads_on
         self._device = next(model.parameters()).device
         self._require_readable()
-        self._forget()
+        self._session = self._new_session()
+        self._last = start
+        self._unread = _NONE
+        self._position = 0
 
     def read(self, ids: NDArray[np.int64], *, begins: bool, ends: bool) -> Iterator[TokenCosts]:
         """Read more of a text, and yield what its tokens cost, a segment at a time.
@@ -141,7 +144,7 @@ class Scorer:
         if begins:
             self._position = 0
             if not self._reads_on:
-                self._forget()
+                self._session, self._last = self._new_session(), self._start
         self._unread = np.concatenate([self._unread, ids])
         if self._last is None and len(self._unread):
             self._last, self._unread, self._position = int(self._unread[0]), self._unread[1:], 1
@@ -182,9 +185,6 @@ class Scorer:
 
     def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(ids))[None].to(self._device)
-
-    def _forget(self) -> None:
-        self._session, self._last, self._unread, self._position = self._new_session(), self._start, _NONE, 0
 
     def _new_session(self) -> Stream:
         return stream(

@@ -148,9 +148,11 @@ def _unknown(vocabulary: Vocabulary) -> int | None:
     """Give the id of all that the vocabulary lacks; None where it lacks nothing, or refuses it."""
     if isinstance(vocabulary, SubwordVocabulary):
         return vocabulary.unknown
-    name = vocabulary.unknown if isinstance(vocabulary, ListedWords) else UNK
-    is_listed = isinstance(vocabulary, ListedWords | CharVocabulary) and name in vocabulary.symbols
-    return vocabulary.symbols.index(name) if is_listed else None
+    if isinstance(vocabulary, ListedWords):
+        return vocabulary.symbols.index(vocabulary.unknown)
+    if isinstance(vocabulary, CharVocabulary) and UNK in vocabulary.symbols:
+        return vocabulary.symbols.index(UNK)
+    return None
 
 
 def _is_of_characters(vocabulary: Vocabulary) -> bool:

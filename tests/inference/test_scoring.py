@@ -308,6 +308,13 @@ def test_line_ends_part_texts_alone_and_belong_to_the_line_before_where_texts_re
     assert encoded(CharVocabulary(["a", "b"]), b"ab\nb\n", reads_on=True) == [([0, 1], 2), ([1], 1)]
 
 
+def test_the_line_end_of_a_long_line_belongs_to_it_no_more_than_a_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "PART_BYTES", 4)
+    for text in (b"abc", b"abcd", b"abcdefg", b"abcdefgh"):
+        for end in (b"\n", b"\r\n"):
+            assert encoded(ByteVocabulary(), text + end) == [(list(text), len(text))]
+
+
 def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
     data, ends = b"a\nb\n\n\nc\n", ByteVocabulary(end_of_document=True)
     assert encoded(ends, data, unit="document") == [([97, 10, 98, 256], 3), ([99, 256], 1)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands.test_evaluation_tables import BASE, changed
+from tests.commands.evaluating.test_tables import BASE, changed
 from transformer_xl.commands.evaluating.context_picture import draw_relative_context
 from transformer_xl.commands.evaluating.pictures import (
     Line,

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tests.commands.test_evaluation_tables import BASE, changed
-from transformer_xl.commands.context_picture import draw_relative_context
+from transformer_xl.commands.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.commands.evaluation_pictures import (
     Line,
     draw_by_distance,
@@ -134,3 +135,18 @@ def test_gains_of_context_have_a_panel_a_share(figures: list[Any], tmp_path: Pat
     assert hardest.get_title() == "hardest 50 %"
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [" _a: 2, 2 (r = 0.5, 1)", "b: 1, 1 (r = 0.5, 1)"]
+
+
+def test_lengths_and_gains_are_printed_within_80_columns() -> None:
+    losses = np.array([[[5.0], [4.0], [3.0], [2.0], [1.9], [1.8]], [[6.0]] * 6])
+    lengths = [1, 16, 32, 64, 128, 1024]
+    results = relative_context(losses, names=["[a]", "b" * 30], lengths=lengths, shares=[0.1, 1.0], threshold=0.01)
+    console = Console(width=80, highlight=False)
+    with console.capture() as captured:
+        print_relative_context(console, results, threshold=0.01, tokens=4096)
+    lines = captured.get().splitlines()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert rows[0] == ["[a]", "0.1", ">= 1,024", "63.2%", "63.2%", "63.2%", "9.5%", "9.5%"]
+    assert rows[2][1:4] == ["0.1", "1", "0.0%"]
+    assert max(map(len, lines)) <= 80
+    assert sum("1,024 tokens were still of use" in line for line in lines) == 1

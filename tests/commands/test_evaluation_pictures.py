@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from tests.commands.test_evaluation_tables import BASE, changed
-from transformer_xl.commands.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.commands.evaluation_pictures import (
     Line,
     draw_by_distance,
@@ -20,6 +19,7 @@ from transformer_xl.commands.evaluation_pictures import (
     draw_by_position,
     memory_lines,
 )
+from transformer_xl.commands.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.relative_context import relative_context
 from transformer_xl.scores import Score, Unit

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.commands.evaluating.context_picture import draw_relative_context
 from transformer_xl.commands.evaluating.looking_pictures import draw_attention, draw_reach
 from transformer_xl.commands.evaluating.readings import Reading
+from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context
 from transformer_xl.commands.evaluating.shares import Opened, Subject
 from transformer_xl.commands.evaluating.token_page import TokenPage
 from transformer_xl.errors import UserError

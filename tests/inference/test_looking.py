@@ -20,11 +20,12 @@ from transformer_xl.inference.looking import AttentionByDistance, attention_by_d
 
 T, M = 5, 7
 TOKENS = np.random.default_rng(0).integers(0, V, 51).astype(np.uint8)
+BORDERS = (0, 8, 21, 40)
+"""Documents begin inside of segments; the last lane ends in positions that do not count."""
 
 
-def source(batch_size: int) -> LaneSource:
-    """Documents begin inside of segments; the last lane ends in positions that do not count."""
-    order = AsTheyStand(tokens=TOKENS, starts=np.array([0, 8, 21, 40]))
+def source(batch_size: int, *, borders: tuple[int, ...]) -> LaneSource:
+    order = AsTheyStand(tokens=TOKENS, starts=np.array(borders, np.int64))
     return evaluation_lanes(order, batch_size=batch_size, split="test", resets=True)
 
 
@@ -33,8 +34,10 @@ def lengths(**changes: Any) -> EvalConfig:
     return EvalConfig(**(values | changes))
 
 
-def looked_at(model: Any, reading: EvalConfig, *, max_tokens: int) -> AttentionByDistance:
-    lanes = source(reading.batch_size)
+def looked_at(
+    model: Any, reading: EvalConfig, *, max_tokens: int, borders: tuple[int, ...] = BORDERS
+) -> AttentionByDistance:
+    lanes = source(reading.batch_size, borders=borders)
     return attention_by_distance(
         model, lanes, lengths=reading, lanes=range(reading.batch_size), max_tokens=max_tokens, autocast=nullcontext
     )
@@ -48,7 +51,7 @@ def by_hand(model: Any, reading: EvalConfig, *, lanes: int, max_tokens: int) -> 
     weight, seen, share = np.zeros((2, 2, mem_len + T)), np.zeros(mem_len + T), np.zeros((2, 2))
     predictions = 0
     for batch in EvalStream(
-        source=source(reading.batch_size),
+        source=source(reading.batch_size, borders=BORDERS),
         segment_len=T,
         stride=reading.stride,
         lanes=range(lanes),
@@ -90,11 +93,11 @@ def test_means_equal_sums_over_single_weights(
     np.testing.assert_allclose(found.seen, seen, atol=1e-12)
     np.testing.assert_allclose(found.memory_share, share, atol=1e-12)
     np.testing.assert_allclose(found.weight.sum(-1), 1.0, atol=1e-12)
-    assert (found.memory_share.max() > 0.1) is (reading.stride is None)
+    assert bool(found.memory_share.max() > 0.1) is (reading.stride is None)
 
 
 def test_a_distance_that_few_see_has_the_mean_of_those_that_do() -> None:
-    found = looked_at(model_of("transformer_xl"), lengths(), max_tokens=144)
+    found = looked_at(model_of("transformer_xl"), lengths(), max_tokens=144, borders=())
     assert 0 < found.seen[-1] < 0.2
     assert found.weight_where_seen[0, 0, -1] == pytest.approx(found.weight[0, 0, -1] / found.seen[-1])
     unseen = looked_at(model_of("transformer_xl"), lengths(same_length=True), max_tokens=144)

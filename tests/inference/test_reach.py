@@ -44,6 +44,15 @@ def test_a_change_that_would_fade_on_its_way_is_followed_to_the_end() -> None:
     assert measured(model, 6, 5, True, clamp_len=3).distances == tuple(4 * layer for layer in range(1, 13))
 
 
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_a_key_that_weighs_next_to_nothing_is_read_all_the_same(kind: str) -> None:
+    model = model_of(kind, n_layer=3)
+    for name, parameter in model.named_parameters():
+        if ".attention." in name or name.endswith("_bias"):
+            parameter.data.mul_(30.0)
+    assert measured(model, 5, 7, False).distances == (11, 21, 31)
+
+
 @pytest.mark.parametrize("same_length", [True, False])
 @torch.no_grad()
 def test_predictions_of_a_small_model_change_exactly_as_far_as_its_last_layer_reaches(same_length: bool) -> None:

@@ -42,7 +42,8 @@ def turned_by_slot(vector_BSNH: Tensor, *, first: int) -> Tensor:
     turned_BSNH = torch.empty_like(vector_BSNH)
     for b, s, n in torch.cartesian_prod(*map(torch.arange, vector_BSNH.shape[:3])).tolist():
         pairs = turned(vector_BSNH[b, s, n], first + s)
-        turned_BSNH[b, s, n] = torch.tensor([*(p.real for p in pairs), *(p.imag for p in pairs)])
+        parts = [*(pair.real for pair in pairs), *(pair.imag for pair in pairs)]
+        turned_BSNH[b, s, n] = torch.tensor(parts, dtype=torch.float64)
     return turned_BSNH
 
 

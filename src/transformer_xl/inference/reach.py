@@ -16,9 +16,13 @@ from transformer_xl.inference.looking import attending
 from transformer_xl.model.interface import LanguageModel, of_kind
 from transformer_xl.model.layers import Layer
 from transformer_xl.model.memory import HiddenMemory, Memory
+from transformer_xl.model.transformer import MemoryTransformer
 
 _SEEN_AS_EQUAL = 1e-12
-"""Rounding in float64 stays below this share of the largest number; what a key adds is above, if it weighs at all."""
+"""Rounding in float64 stays below this share of the largest number; what a key adds is above if weights are even."""
+_SCORED = ("attention.query.weight", "content_bias", "position_bias", "distance_embedding.bias")
+"""Parameters of which scores are sums of products, each with one of them."""
+_EVEN = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,9 @@ def reach(
 
     A change fades from layer to layer, and would soon be lost among the digits. Whether an output depends on the token
     at all is therefore asked a layer at a time: wherever the output of a layer differs at all, the next layer reads one
-    that differs by noise of ordinary size. The text is read until nothing that memory holds differs any more.
+    that differs by noise of ordinary size. Nor would a weight be seen that is smaller than rounding, though the key is
+    read: queries are shrunk until weights are nearly even. All this is done to a copy of the model. The text is read
+    until nothing that memory holds differs any more.
 
     The token stands at every place of a segment in turn, of one longer than four at its first, middle and last, and at
     that of the token M before a segment: the furthest back that a query of a first layer sees, and so of the others.
@@ -68,8 +74,7 @@ def reach(
         UserError: the model has no attention.
     """
     transformer = attending(model, setting="eval.reach", clamp_len=clamp_len, same_length=same_length)
-    transformer.vocabulary = None  # of this twin: it need not be copied
-    exact = copy.deepcopy(transformer).to("cpu" if _device(model).type == "mps" else _device(model), torch.float64)
+    exact = _exact_and_even(transformer)
     places = _places(segment_len, mem_len)
     differences = _Differences(places, layers=len(exact.layers))
     reader = exact.with_layers_called_by(differences.call)
@@ -88,6 +93,16 @@ def reach(
     return Reach(
         distances=tuple(differences.furthest), segment_len=segment_len, mem_len=mem_len, same_length=same_length
     )
+
+
+def _exact_and_even(model: MemoryTransformer) -> MemoryTransformer:
+    twin = copy.copy(model)
+    twin.vocabulary = None  # need not be copied
+    twin = copy.deepcopy(twin).to("cpu" if _device(model).type == "mps" else _device(model), torch.float64)
+    for name, parameter in twin.named_parameters():
+        if name.endswith(_SCORED):
+            parameter.mul_(_EVEN)
+    return twin
 
 
 def _device(model: LanguageModel) -> torch.device:

@@ -48,7 +48,8 @@ def content_attention(
 def content_weights(*, query_BTNH: Tensor, key_BSNH: Tensor, visible: Visibility) -> Tensor:
     """Give what each key weighs to each query, (B, N, T, S); arguments as in `content_attention`."""
     score_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH, key_BSNH) * query_BTNH.shape[-1] ** -0.5
-    return score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+    weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+    return weight_BNTS
 
 
 class ContentSelfAttention(nn.Module):

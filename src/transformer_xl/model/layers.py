@@ -52,8 +52,9 @@ class SelfAttention(Protocol):
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D)."""
 
-    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, **encoding: Tensor) -> Tensor:
-        """Give what each key weighs to each query, (B, N, T, S), before dropout."""
+    @property
+    def weights(self) -> Callable[..., Tensor]:
+        """The method that gives what each key weighs to each query, (B, N, T, S); it takes all of these but values."""
 
 
 def heads_first(key_value_BTC: Tensor, *, n_head: int) -> Tensor:

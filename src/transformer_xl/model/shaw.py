@@ -76,7 +76,8 @@ class ShawSelfAttention(nn.Module):
         padded_R = functional.pad(distance_S, (0, 1))
         position_BNTS = relative_shift(self.distance_embedding(query_BTNH, padded_R))
         score_BNTS = (content_BNTS + position_BNTS) * query_BTNH.shape[-1] ** -0.5
-        return score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+        weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+        return weight_BNTS
 
 
 class Shaw(MemoryTransformer):

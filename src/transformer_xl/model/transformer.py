@@ -210,7 +210,7 @@ class MemoryTransformer(LanguageModel):
         Raises:
             ValueError: as in `forward`.
         """
-        weights = []
+        weights: list[Tensor] = []
 
         def call(layer: Layer, **arguments: Any) -> Tensor:
             weights.append(layer.attention_weights(**arguments))

@@ -17,6 +17,9 @@ _COLUMNS = 4
 _BINS_AN_OCTAVE = 4
 _SMALLEST_SHOWN = 1e-6
 _GREEN, _GREY = "#2ca02c", "#b0b0b0"
+_MANY_LAYERS = (6, 16)
+_DRAWN_A_QUERY = (4, 3, 2)
+_DRAWN_BORDERS = 12
 
 
 def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> None:
@@ -53,6 +56,7 @@ def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> No
         panel.set_title(f"layer {number + 1}", fontsize=9)
         panel.grid(alpha=0.25)
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
+    panels[0].xaxis.set_major_formatter("{x:,.0f}")
     panels[0].set_yscale("log")
     panels[0].set_xlim(0, distance[-1])
     panels[0].set_ylim(max(_SMALLEST_SHOWN, np.nanmin(weight)), min(1.0, 1.5 * np.nanmax(weight)))
@@ -108,9 +112,10 @@ def draw_reach(reach: Reach, path: Path, *, title: str) -> None:
     """
     pyplot = _pyplot()
     from matplotlib.collections import LineCollection
+    from matplotlib.ticker import MaxNLocator
 
     layers = len(reach.distances)
-    figure, axes = pyplot.subplots(figsize=(10, max(3.2, 1.2 + 0.62 * layers)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(10, max(3.2, 1.6 + 0.45 * layers)), layout="constrained")
     nodes = _nodes(reach)
     for color, lines in _lines(reach, nodes).items():
         axes.add_collection(LineCollection(lines, colors=color, linewidths=0.6, alpha=0.7, zorder=1))
@@ -118,7 +123,8 @@ def draw_reach(reach: Reach, path: Path, *, title: str) -> None:
         axes.scatter(places, [layer] * len(places), s=14, color="white", edgecolor="black", linewidth=0.7, zorder=2)
     furthest = reach.distances[-1]
     width = max(furthest, 1)
-    for start in range(_segment_start(0, reach.segment_len), -furthest - 1, -_border_step(reach)):
+    borders = max(1, math.ceil(furthest / reach.segment_len / _DRAWN_BORDERS))
+    for start in range(_segment_start(0, reach.segment_len), -furthest - 1, -borders * reach.segment_len):
         axes.axvline(start - 0.5, color="tab:blue", linewidth=0.6, linestyle=":", alpha=0.6, zorder=0)
     for layer, distance in enumerate(reach.distances, start=1):
         axes.annotate(
@@ -136,13 +142,15 @@ def draw_reach(reach: Reach, path: Path, *, title: str) -> None:
         color=_GREEN,
         annotation_clip=False,
     )
-    axes.set(xlim=(-1.03 * width, 0.24 * width), ylim=(-0.6, layers + 0.4), yticks=[])
+    axes.set(xlim=(-1.03 * width, 0.24 * width), ylim=(-1.0, layers + 0.4), yticks=[])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xticks([tick for tick in axes.get_xticks() if -width <= tick <= 0])
-    axes.set_xlabel("place of a token, from the last output on back; dotted: borders of segments")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    dotted = "borders of segments" if borders == 1 else f"one in {borders} borders of segments"
+    axes.set_xlabel(f"place of a token, from the last output on back; dotted: {dotted}")
     same = ", same_length" if reach.same_length else ""
-    axes.set_title(
-        f"{title}\nsegment {reach.segment_len}, memory {reach.mem_len}{same}: green lines read memory", fontsize=10
-    )
+    green = "green lines read memory, grey ones the segment" if reach.mem_len else "all lines stay in the segment"
+    axes.set_title(f"{title}\nsegment {reach.segment_len}, memory {reach.mem_len}{same}: {green}", fontsize=10)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)
@@ -154,19 +162,14 @@ def _segment_start(place: int, segment_len: int) -> int:
     return -(-place // segment_len + 1) * segment_len + 1
 
 
-def _border_step(reach: Reach) -> int:
-    """Give how far apart borders are drawn: each, or so many segments that a dozen are seen."""
-    return reach.segment_len * max(1, math.ceil(reach.distances[-1] / reach.segment_len / 12))
-
-
 def _nodes(reach: Reach) -> list[list[int]]:
     """Give the places of the outputs that are drawn, for each layer; of tokens at 0."""
     layers = len(reach.distances)
     # the outputs of layer l that the last output sees lie as far back as an output of layer L - l sees tokens
     furthest = [reach.distances[layers - layer - 1] if layer < layers else 0 for layer in range(layers + 1)]
-    a_layer = max(reach.distances[0], 1)
-    step = max(1, round(a_layer / (4 if layers <= 8 else 2)))
-    return [sorted({*range(0, -back - 1, -step), -back}) for back in furthest]
+    # not further apart than that a query sees several
+    step = max(1, reach.distances[0] // _DRAWN_A_QUERY[sum(layers > most for most in _MANY_LAYERS)])
+    return [[-back, *(place for place in range(0, -back, -step) if place + back >= step / 2)] for back in furthest]
 
 
 def _lines(reach: Reach, nodes: list[list[int]]) -> dict[str, list[list[tuple[int, int]]]]:

@@ -289,11 +289,16 @@ class Evaluation:
         asked = self._config.eval
         if asked.relative_context:
             path, found_out = looks.relative_context(
-                self._subjects, asked, split=self._config.split, folder=folder, title=title, tell=self._tell
+                self._subjects,
+                asked,
+                split=self._config.split,
+                folder=folder,
+                title=title,
+                console=self._console,
+                tell=self._tell,
             )
             drawn["relative_context"] = path
-            self._say_all(found_out.words)
-            records.append({"relative_context": found_out.record})
+            records.append({"relative_context": found_out})
         record.add_record(folder, command=self._command, results=records)
         self._say(f"Pictures of all, and numbers: {shown(folder)}/")
         for found in results:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
 from transformer_xl.commands.evaluating.looking_pictures import draw_attention, draw_reach
 from transformer_xl.commands.evaluating.readings import Reading
-from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context
+from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.commands.evaluating.shares import Opened, Subject
 from transformer_xl.commands.evaluating.token_page import TokenPage
 from transformer_xl.errors import UserError
@@ -139,9 +140,10 @@ def relative_context(
     split: str,
     folder: Path,
     title: str,
+    console: Console,
     tell: Callable[[str], None],
-) -> tuple[Path, FoundOut]:
-    """Measure how much context is of use to each of several models, on the same tokens.
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Measure, print and draw how much context is of use to each of several models, on the same tokens.
 
     Raises:
         UserError: they do not read the same tokens, or the split is too short.
@@ -183,10 +185,8 @@ def relative_context(
     path = draw_relative_context(
         results, folder / "relative_context.png", threshold=asked.relative_context_threshold, title=title
     )
-    words = ["Relative effective context length, in tokens, by the share r of hardest positions:"]
-    for result in results:
-        found = [f"r {one.share:g}: {'at least ' if one.is_least else ''}{one.length}" for one in result.shares]
-        words.append(f"  {result.name}  {', '.join(found)}")
+    tokens = losses[0].shape[-1]
+    print_relative_context(console, results, threshold=asked.relative_context_threshold, tokens=tokens)
     record = [
         {
             "name": result.name,
@@ -199,7 +199,7 @@ def relative_context(
         }
         for result in results
     ]
-    return path, FoundOut(record, words)
+    return path, record
 
 
 def _few(words: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -247,10 +246,7 @@ def _print(lines: str) -> None:
 
 def _discard_output() -> None:
     """Let what is still to be written go nowhere: nobody reads it any more, and the interpreter would complain."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except io.UnsupportedOperation:
-        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _cell(value: float | None) -> str:

@@ -40,9 +40,10 @@ def check(config: GenerateConfig) -> None:
         memory__clamp_len=memory.clamp_len if isinstance(memory.clamp_len, int) else None,
     )
     problems += within(0, MOST_SEEDS, seed=config.seed)
-    if "" in sampling.stop or sampling.stop == "":
+    stops = stop_texts(sampling)
+    if "" in stops:
         problems.append(f"sampling.stop is {sampling.stop!r}, and must hold texts of at least 1 character")
-    elif sampling.stop and config.format == "tokens":
+    elif stops and config.format == "tokens":
         problems.append(f"sampling.stop is {sampling.stop!r} with format=tokens, and needs format=text or jsonl")
     problems += _check_prompts(config)
     if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
@@ -43,8 +44,6 @@ def unigrams() -> SubwordVocabulary:
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    import json
-
     return SubwordVocabulary(json.loads(tokenizer.to_str()), end_of_document=None)
 
 
@@ -76,7 +75,8 @@ def test_joined_pieces_are_what_decoding_everything_gives(name: str, data: st.Da
     after = data.draw(st.integers(0, len(ids)))
     before, whole = vocabulary.decode(ids[:after]), vocabulary.decode(ids)
     pieces = written(vocabulary, ids[after:], after=ids[:after])
-    if whole.startswith(before) and not (name == "unigrams" and UNREADABLE in whole):
+    is_cut = before.endswith(UNREADABLE) or (name == "unigrams" and UNREADABLE in whole)
+    if whole.startswith(before) and not is_cut:
         assert "".join(pieces) == whole[len(before) :]
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_that_ends_inside_a_character_is_gone_on_with() -> None:
 def test_words_are_written_without_waiting_for_their_line() -> None:
     vocabulary = WikitextVocabulary(MOSES)
     ids = [MOSES.index(word) for word in ("the", "dogs", "23", "@,@", "000", ".", "<eos>", "the")]
-    assert written(vocabulary, ids, after=[]) == ["", "the", " dogs", "", " 23", ",000", ".\n", "", "the"]
+    assert written(vocabulary, ids, after=[]) == ["", "the", " dogs", " 23", "", ",000", ".\n", "", "the"]
 
 
 def test_bytes_that_are_no_text_do_not_wait_for_ever() -> None:

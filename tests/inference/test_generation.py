@@ -59,7 +59,7 @@ def test_it_is_made_as_it_is_asked_for() -> None:
 
 def test_the_end_of_a_document_ends_the_text_unless_told_otherwise() -> None:
     model = writer_of_letters()
-    settings: GenerationSettings = {"n_tokens": 300, "temperature": 3.0, "seed": 1}
+    settings: GenerationSettings = {"n_tokens": 100, "temperature": 4.0, "seed": 1}
     whole = list(generate(model, [1], **settings, end_at_document=False))
     assert LETTERS.end_of_document in whole[1:]
     assert list(generate(model, [1], **settings)) == whole[: whole.index(LETTERS.end_of_document)]
@@ -70,9 +70,9 @@ def test_the_end_of_a_document_ends_the_text_unless_told_otherwise() -> None:
 
 def test_a_stop_string_ends_the_text_before_it() -> None:
     model = writer_of_letters()
-    whole = "".join(generate(model, "a", n_tokens=200, temperature=2.0, end_at_document=False))
+    whole = "".join(generate(model, "a", n_tokens=80, temperature=2.0, end_at_document=False))
     stop = whole[50:53]
-    settings: GenerationSettings = {"n_tokens": 200, "temperature": 2.0, "end_at_document": False}
+    settings: GenerationSettings = {"n_tokens": 80, "temperature": 2.0, "end_at_document": False}
     pieces = list(generate(model, "a", **settings, stop=stop))
     assert "".join(pieces) == whole.partition(stop)[0]
     assert "" not in pieces

@@ -71,6 +71,15 @@ def test_a_session_reads_as_the_model_does(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_next_is_the_last_of_all_predictions(kind: str) -> None:
+    model, tokens_BT = variant(kind), random_tokens(2, 9)
+    expected = read_on(txl.stream(model, batch_size=2), tokens_BT, [4, 5])[:, [3, 8]]
+    session = txl.stream(model, batch_size=2)
+    actual = torch.stack([session.next_log_probs(tokens_BT[:, piece]) for piece in cut(9, [4, 5])], dim=1)
+    assert_equal_to(actual, expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_in_float32_a_session_is_as_exact_as_promised_token_by_token(kind: str) -> None:
     model, tokens_BT = variant(kind, torch.float32), random_tokens(2, 20)
     expected, _ = read(model, tokens_BT, model.empty_memory(2), [1] * 20)

@@ -62,6 +62,14 @@ class Stream(ABC):
         return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT))
 
     @torch.no_grad()
+    def next_log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
+        """Read the next tokens, and give log-probabilities (B, V) of the token after the last of them.
+
+        Arguments and errors are those of `log_probs`, whose last position this is.
+        """
+        return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT)[:, -1:])[:, 0]
+
+    @torch.no_grad()
     def nll(self, tokens_BT: Tensor, targets_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
         """Read the next tokens, and give losses (B, T) in nats, 0 where the target is -100.
 

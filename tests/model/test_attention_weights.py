@@ -63,10 +63,13 @@ def shaw_score(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return (q + u) @ k + q @ r[:-1] + r[-1]
 
 
-def inputs_of(model: Any, layer: Any, rows_BSD: Tensor) -> tuple[Inputs, Score]:
-    kind, attention = model.config.kind, layer.attention
+def inputs_of(model: Any, number: int, rows_BSD: Tensor) -> tuple[Inputs, Score]:
+    kind, layer = model.config.kind, model.layers[number]
+    attention = layer.attention
     if kind == "transformer_rope":
         rows_BSD = torch.stack([torch.stack([normed(row, layer.attention_norm.weight) for row in b]) for b in rows_BSD])
+    elif model.config.pre_norm:
+        rows_BSD = layer.attention_norm(rows_BSD)
     query_BTNH = per_head(rows_BSD[:, M:], attention.query.weight)
     key_BSNH = per_head(rows_BSD, attention.key_value.weight[: N * H])
     nothing = {
@@ -82,19 +85,23 @@ def inputs_of(model: Any, layer: Any, rows_BSD: Tensor) -> tuple[Inputs, Score]:
         known = {"position_RNH": by_distance(model, attention), "content_bias_NH": attention.content_bias}
         score = shaw_score
     elif kind == "transformer_xl":
+        pair = number if model.config.untie_r else 0
         known = {
             "position_RNH": by_distance(model, attention),
-            "content_bias_NH": model.content_bias[0],
-            "position_bias_NH": model.position_bias[0],
+            "content_bias_NH": model.content_bias[pair],
+            "position_bias_NH": model.position_bias[pair],
         }
         score = four_terms
     return {"query_BTNH": query_BTNH, "key_BSNH": key_BSNH, **nothing, **known}, score
 
 
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [*((kind, {}) for kind in TRANSFORMERS), ("transformer_xl", {"pre_norm": True, "untie_r": True})],
+)
 @torch.no_grad()
-def test_the_weights_of_every_layer_equal_a_loop_and_sum_to_one(kind: str) -> None:
-    model = model_of(kind)
+def test_the_weights_of_every_layer_equal_a_loop_and_sum_to_one(kind: str, changes: dict[str, Any]) -> None:
+    model = model_of(kind, **changes)
     memory = join_lanes(aged(model, *AGES))
     tokens_BT = random_tokens(B, T)
     read: list[Tensor] = []
@@ -103,8 +110,8 @@ def test_the_weights_of_every_layer_equal_a_loop_and_sum_to_one(kind: str) -> No
     weights_LBNTS, after = model.attention_weights(tokens_BT, memory, RESETS)
     assert weights_LBNTS.shape == (2, B, N, T, S)
     assert_equal_to(weights_LBNTS.sum(-1), torch.ones(2, B, N, T, dtype=torch.float64), within=1e-12)
-    for number, layer in enumerate(model.layers):
-        inputs, score = inputs_of(model, layer, torch.cat([contents(memory)[number], read[number]], dim=1))
+    for number in range(2):
+        inputs, score = inputs_of(model, number, torch.cat([contents(memory)[number], read[number]], dim=1))
         expected_BNTS = weights_by_loop(inputs, visible_by_definition(), score)
         assert_equal_to(weights_LBNTS[number], expected_BNTS, within=1e-12)
     assert torch.equal(contents(after), contents(model(tokens_BT, memory, RESETS).memory))

@@ -33,7 +33,7 @@ def evaluate(composed: DictConfig, context: RunContext) -> float | None:
     settings = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(settings, dict)
     del settings["recipe"]  # only what conf/data refers to
-    config = parse(EvaluateConfig, settings)
+    config = parse(EvaluateConfig, {"data": None} | {str(name): value for name, value in settings.items()})
 
     from transformer_xl.commands.evaluation import Evaluation  # takes seconds, which `--help` need not wait for
 

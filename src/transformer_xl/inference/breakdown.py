@@ -33,22 +33,23 @@ class LossesBy:
     @property
     def counts(self) -> NDArray[np.int64]:
         """Predictions of each class."""
-        return self._numbers()[0].astype(np.int64)
+        counts: NDArray[np.int64] = self._numbers()[0].astype(np.int64)
+        return counts
 
     @property
     def means(self) -> NDArray[np.float64]:
         """Mean loss of each class in nats, NaN where it is empty."""
         counts, sums, _ = self._numbers()
-        return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        return _ratio(sums, counts, where=counts > 0)
 
     @property
     def errors(self) -> NDArray[np.float64]:
         """Standard error of each mean, as if losses were independent; NaN where there are fewer than two."""
         counts, sums, squares = self._numbers()
         some = counts > 1
-        spread = squares - np.divide(sums**2, counts, out=np.zeros_like(sums), where=some)
-        variance = np.divide(spread.clip(min=0), counts - 1, out=np.full_like(sums, np.nan), where=some)
-        return np.sqrt(np.divide(variance, counts, out=np.full_like(sums, np.nan), where=some))
+        spread = (squares - _ratio(sums**2, counts, where=some)).clip(min=0)
+        errors: NDArray[np.float64] = np.sqrt(_ratio(spread, counts * (counts - 1), where=some))
+        return errors
 
     def __add__(self, other: Self) -> Self:
         """Put the losses of two processes together."""
@@ -73,6 +74,12 @@ class LossesBy:
     def _move_to(self, nll: Tensor) -> None:
         if nll.is_cuda:  # other accelerators have no float64
             self._totals = self._totals.to(nll.device)
+
+
+def _ratio(above: NDArray[np.float64], below: NDArray[np.float64], *, where: NDArray[np.bool_]) -> NDArray[np.float64]:
+    ratio = np.full_like(above, np.nan)
+    np.divide(above, below, out=ratio, where=where)
+    return ratio
 
 
 class LossByPosition(LossesBy):

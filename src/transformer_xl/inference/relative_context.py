@@ -123,7 +123,7 @@ def _gains(losses: NDArray[np.float64], *, share: float) -> NDArray[np.float64]:
         baseline = losses[:, step].min(axis=0)
         hardest = np.argsort(-baseline, kind="stable")[: max(1, round(share * predictions))]
         improved = np.minimum(baseline[hardest], losses[:, step + 1, hardest])
-        gains[:, step] = -np.expm1(improved.mean(axis=1) - baseline[hardest].mean())
+        gains[:, step] = 0 - np.expm1(improved.mean(axis=1) - baseline[hardest].mean())  # 0 has no sign
     return gains
 
 

@@ -37,6 +37,7 @@ def source(watched: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Source(name="run", path=str(folder), checkpoint="best", config=watched, folder=folder)
 
 
+@pytest.mark.slow
 def test_results_join_the_runs_own_figures(source: Source, tmp_path: Path) -> None:
     check_can_publish(source)
     picture = tmp_path / "picture.png"

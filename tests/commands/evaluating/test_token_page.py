@@ -95,7 +95,7 @@ def test_colours_and_tips_tell_the_cost(tmp_path: Path) -> None:
 def test_bytes_of_a_character_are_one_piece_with_their_sum_and_strays_are_shown(tmp_path: Path) -> None:
     ids = [*"a€".encode(), 0xE2, 0x82, *b"b", 0xFF]
     page = page_of(ByteVocabulary(), ids, tmp_path / "page.html")
-    assert [text for _, _, text in page.spans] == ["a", "€", "'\\xe2'", "'\\x82'", "b", "'\\xff'"]
+    assert [text for _, _, text in page.spans] == ["a", "€", "b'\\xe2'", "b'\\x82'", "b", "b'\\xff'"]
     assert page.spans[1][0] == "n5"
     assert "together 2.810 nats" in page.spans[1][1]
     assert page.spans[2][0].endswith(" mark")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,38 +165,33 @@ def _plot(axes: Axes, line: Line, number: int, *, marker: str) -> None:
 def _thinned(line: Line) -> Line:
     """Draw neighbours as one, so that no more than so many points are left, evenly on a logarithmic axis."""
     line = _without_empty(line)
-    assert line.counts is not None
-    if len(line.places) <= _POINTS:
+    if len(line.places) <= _POINTS or line.counts is None:
         return line
-    edges = np.unique(np.geomspace(1, len(line.places) + 1, _POINTS + 1).round().astype(np.int64) - 1)[:-1]
-    counts = np.add.reduceat(line.counts, edges)
-
-    def mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.add.reduceat(values * line.counts, edges) / counts
-
+    weights = line.counts.astype(np.float64)
+    edges = np.unique(np.geomspace(1, len(weights) + 1, _POINTS + 1).round().astype(np.int64) - 1)[:-1]
+    counts = np.add.reduceat(weights, edges)
     errors = None
     if line.errors is not None:
-        errors = np.sqrt(np.add.reduceat((np.nan_to_num(line.errors) * line.counts) ** 2, edges)) / counts
-    return Line(
-        label=line.label,
-        places=mean(line.places),
-        losses=mean(line.losses),
-        counts=counts,
+        errors = np.sqrt(np.add.reduceat((np.nan_to_num(line.errors) * weights) ** 2, edges)) / counts
+    return replace(
+        line,
+        places=np.add.reduceat(line.places * weights, edges) / counts,
+        losses=np.add.reduceat(line.losses * weights, edges) / counts,
+        counts=counts.astype(np.int64),
         errors=errors,
-        unit=line.unit,
     )
 
 
 def _without_empty(line: Line) -> Line:
-    assert line.counts is not None
+    if line.counts is None:
+        return line
     some = line.counts > 0
-    return Line(
-        label=line.label,
+    return replace(
+        line,
         places=line.places[some],
         losses=line.losses[some],
         counts=line.counts[some],
         errors=None if line.errors is None else line.errors[some],
-        unit=line.unit,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 
 import torch
 
@@ -163,7 +163,7 @@ def read_share(
         split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
     )
     sums: list[torch.Tensor] = [torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)]
-    by_position, by_distance = LossByPosition(lengths.segment_len), LossByDistance(len(lanes))
+    by_position, by_distance = LossByPosition(lengths.segment_len), LossByDistance(len(lanes), stride=lengths.stride)
     read = 0
 
     def take(batch: Batch, nll: torch.Tensor) -> None:
@@ -192,9 +192,15 @@ def _begin(threads: int, parent: int) -> None:
     assert parent == os.getppid()
 
 
-@lru_cache(maxsize=1)
+_kept: dict[str, tuple[Subject, Opened]] = {}
+"""What a process that reads for another has opened, for the next reading of the same."""
+
+
 def _opened(subject: Subject) -> Opened:
-    return subject.opened()
+    if "newest" not in _kept or _kept["newest"][0] != subject:
+        _kept.clear()
+        _kept["newest"] = subject, subject.opened()
+    return _kept["newest"][1]
 
 
 def _read_elsewhere(subject: Subject, split: str, lengths: EvalConfig, lanes: range, max_tokens: int | None) -> Share:

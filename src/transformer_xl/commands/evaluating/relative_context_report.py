@@ -1,12 +1,52 @@
-"""The picture of relative effective context lengths."""
+"""The table and the picture of relative effective context lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.tables import printable
 from transformer_xl.inference.relative_context import RelativeContext
+
+
+def print_relative_context(
+    console: Console, results: Sequence[RelativeContext], *, threshold: float, tokens: int
+) -> None:
+    """Print the length of each model for each share of the hardest positions, and the gains that it follows from.
+
+    Args:
+        console: where to.
+        results: of a group.
+        threshold: of gains.
+        tokens: predictions that were made at each context length.
+    """
+    lengths = results[0].lengths
+    title = (
+        f"Relative effective context length, of {tokens:,} predictions; r: the share of them that the best model finds "
+        "hardest; then what reading so many tokens takes off the best perplexity at the length before"
+    )
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("model", overflow="fold")
+    for heading in ("r", "context", *(f"to {length:,}" for length in lengths[1:])):
+        table.add_column(heading.replace("to ", "to\n"), justify="right", no_wrap=True)
+    for result in results:
+        for number, gains in enumerate(result.shares):
+            length = f"{'>= ' if gains.is_least else ''}{gains.length:,}"
+            shown = [f"{gain:.1%}" for gain in gains.gains]
+            name = "" if number else printable(result.name)
+            table.add_row(Text(name), f"{gains.share:g}", length, *shown, end_section=number == len(result.shares) - 1)
+    console.print(table)
+    if any(gains.is_least for result in results for gains in result.shares):
+        console.print(
+            f"Where it says >=, {lengths[-1]:,} tokens were still of use (a gain of at least {threshold:.1%}): longer "
+            "eval.relative_context_lengths would tell how many are.",
+            soft_wrap=True,
+        )
 
 
 def draw_relative_context(results: Sequence[RelativeContext], path: Path, *, threshold: float, title: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,6 +219,7 @@ def _finished(
     axes.grid(alpha=0.3)
     labels = [line.label for line in lines]
     if len(lines) > _LINES_INSIDE or max(map(len, labels)) > 40:
+        figure.set_figheight(4.5 + 0.22 * math.ceil(len(lines) / 2))
         legend_below(figure, handles, labels, columns=2)
     else:
         axes.legend(handles, [written(label) for label in labels], fontsize="small")

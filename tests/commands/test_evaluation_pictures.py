@@ -94,7 +94,7 @@ def test_empty_distances_are_left_out_and_every_name_is_in_the_legend(figures: l
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert len(texts) == len(NAMES)
-    assert "\x1b" not in "".join(texts)
+    assert texts[:2] == [r" _under \$x\$ {score}", r"\x1b[31mred"]
 
 
 def test_scores_stand_at_their_memory_and_0_begins_them(figures: list[Any], tmp_path: Path) -> None:

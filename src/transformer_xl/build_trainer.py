@@ -19,7 +19,8 @@ from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.errors import UserError
-from transformer_xl.inference.sampling import sample_tokens
+from transformer_xl.inference.continuation import sample_tokens
+from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.plan import Plan
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
@@ -168,8 +169,7 @@ def make_sampler(config: Config, data: Dataset) -> Callable[[LanguageModel], str
             prompt,
             n_tokens=config.callbacks.sample.n_tokens,
             segment_len=config.eval.segment_len,
-            temperature=config.callbacks.sample.temperature,
-            top_k=config.callbacks.sample.top_k,
+            drawing=DrawingRule(temperature=config.callbacks.sample.temperature, top_k=config.callbacks.sample.top_k),
             seed=config.seed,
         )
         return data.vocabulary.decode([*prompt, *drawn])

@@ -78,7 +78,7 @@ class ScoreConfig(ModelChoice):
     state: str | None
     tokens: bool
     format: Literal["table", "jsonl"]
-    segment_len: int
+    segment_len: int | Own
     memory: ContextConfig
 
 
@@ -87,15 +87,16 @@ class SamplingConfig:
     """How tokens are drawn, and when a text ends."""
 
     n_tokens: int
+    repetition_penalty: float
     temperature: float
     top_k: int | None
     top_p: float | None
     min_p: float | None
-    repetition_penalty: float
     samples: int
-    stop: list[str]
+    batch_size: int
+    stop: list[str] | str
     end_at_document: bool
-    segment_len: int
+    segment_len: int | Own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,8 @@ class GenerateConfig(ModelChoice):
     seed: int
     prompt: str | None
     prompt_file: str | None
+    prompt_unit: Literal["file", "line"]
     interactive: bool
-    format: Literal["text", "tokens"]
+    format: Literal["text", "tokens", "jsonl"]
     sampling: SamplingConfig
     memory: ContextConfig

@@ -71,6 +71,15 @@ def test_a_session_reads_as_the_model_does(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_next_is_the_last_of_all_predictions(kind: str) -> None:
+    model, tokens_BT = variant(kind), random_tokens(2, 9)
+    expected = read_on(txl.stream(model, batch_size=2), tokens_BT, [4, 5])[:, [3, 8]]
+    session = txl.stream(model, batch_size=2)
+    actual = torch.stack([session.next_log_probs(tokens_BT[:, piece]) for piece in cut(9, [4, 5])], dim=1)
+    assert_equal_to(actual, expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_in_float32_a_session_is_as_exact_as_promised_token_by_token(kind: str) -> None:
     model, tokens_BT = variant(kind, torch.float32), random_tokens(2, 20)
     expected, _ = read(model, tokens_BT, model.empty_memory(2), [1] * 20)
@@ -217,3 +226,22 @@ def test_what_a_session_cannot_do_is_refused() -> None:
     model.train()
     with pytest.raises(ValueError, match=r"eval\(\)"):
         session.log_probs(tokens_BT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_goes_on_from_its_saved_state_and_refuses_anothers(kind: str) -> None:
+    model, tokens_BT = variant(kind), random_tokens(2, 18)
+    session = txl.stream(model, batch_size=2)
+    for read_before in (0, 4, 9):
+        if read_before:
+            read_on(session, tokens_BT[:, :read_before], [read_before])
+            session.reset([1])
+        other, state = txl.stream(model, batch_size=2), session.state_dict()
+        expected = read_on(session, tokens_BT[:, 9:], [4, 5])
+        read_on(other, random_tokens(2, 11, seed=8), [6, 5])
+        other.load_state_dict(state)
+        assert_equal_to(read_on(other, tokens_BT[:, 9:], [4, 5]), expected, within=EXACT)
+    with pytest.raises(ValueError, match="the state"):
+        txl.stream(model, batch_size=1).load_state_dict(session.state_dict())
+    with pytest.raises(ValueError, match="the state"):
+        session.load_state_dict({**session.state_dict(), "more": torch.zeros(1)})

@@ -117,6 +117,11 @@ class SubwordVocabulary(Vocabulary):
         first, *others = np.split(numbers, np.flatnonzero(numbers == self._end_of_document))
         return EOD.join([self._decode(first), *(self._decode(document[1:]) for document in others)])
 
+    def bytes_of(self, ids: ArrayLike) -> bytes:
+        """Give the bytes that ids stand for where `is_of_bytes`, with `<eod>` for the end of a document."""
+        assert self.is_of_bytes, "the ids of other tokenizers stand for characters"
+        return b"".join(map(self._bytes_of_one, flat_ids(ids, size=self.size).tolist()))
+
     def is_lossless(self, text: str) -> bool:
         """Say whether a text comes back as it was when it is encoded and decoded."""
         return self.decode(self.encode(text)) == text
@@ -137,7 +142,7 @@ class SubwordVocabulary(Vocabulary):
         if name is None:
             return f"#{number}"  # an id that the tokenizer leaves out
         byte_of = _bytes_by_letter()
-        if not self._is_of_bytes or not byte_of.keys() >= set(name):
+        if not self.is_of_bytes or not byte_of.keys() >= set(name):
             return readable(name)
         data = bytes(map(byte_of.__getitem__, name))
         text = data.decode(errors="replace")
@@ -166,8 +171,18 @@ class SubwordVocabulary(Vocabulary):
         with _refusing("the tokenizer cannot write its ids as text"):
             return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
+    def _bytes_of_one(self, number: int) -> bytes:
+        if number == self._end_of_document:
+            return EOD.encode()
+        name = self._tokenizer.id_to_token(number)
+        if name is None:
+            return b""  # an id that the tokenizer leaves out, in decoding too
+        byte_of = _bytes_by_letter()
+        return bytes(map(byte_of.__getitem__, name)) if byte_of.keys() >= set(name) else name.encode()
+
     @cached_property
-    def _is_of_bytes(self) -> bool:
+    def is_of_bytes(self) -> bool:
+        """Whether the ids stand for bytes, as those of byte-level BPE do."""
         from tokenizers.decoders import ByteLevel
 
         return isinstance(self._tokenizer.decoder, ByteLevel)

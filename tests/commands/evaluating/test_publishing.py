@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.commands.composing import compose
-from transformer_xl.commands.publishing import PublishedTable, check_can_publish, publish
+from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
 from transformer_xl.commands.run_identity import RunIdentity
 from transformer_xl.commands.run_lock import only_process
 from transformer_xl.commands.sources import Source

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.commands.token_page import TokenPage
-from transformer_xl.commands.token_texts import TokenTexts
+from transformer_xl.commands.evaluating.token_page import TokenPage
+from transformer_xl.commands.evaluating.token_texts import TokenTexts
 from transformer_xl.data.batch import Batch
 from transformer_xl.data.tokenizer import (
     ByteVocabulary,

@@ -6,7 +6,7 @@ import html
 import math
 import unicodedata
 
-from transformer_xl.commands.token_texts import Piece
+from transformer_xl.commands.evaluating.token_texts import Piece
 from transformer_xl.data.tokenizer import Vocabulary
 
 _STEPS = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0)

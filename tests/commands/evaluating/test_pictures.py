@@ -12,15 +12,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.commands.test_evaluation_tables import BASE, changed
-from transformer_xl.commands.evaluation_pictures import (
+from tests.commands.evaluating.test_tables import BASE, changed
+from transformer_xl.commands.evaluating.pictures import (
     Line,
     draw_by_distance,
     draw_by_memory,
     draw_by_position,
     memory_lines,
 )
-from transformer_xl.commands.relative_context_report import draw_relative_context, print_relative_context
+from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.relative_context import relative_context
 from transformer_xl.scores import Score, Unit

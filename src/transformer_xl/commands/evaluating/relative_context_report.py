@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from transformer_xl.commands.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
 from transformer_xl.commands.tables import printable
 from transformer_xl.inference.relative_context import RelativeContext
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.commands.evaluation_tables import Evaluated, units_to_compare
-from transformer_xl.commands.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.tables import Evaluated, units_to_compare
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.scores import Unit, in_words
 

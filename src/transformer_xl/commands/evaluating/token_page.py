@@ -11,8 +11,8 @@ from typing import Self, TextIO
 
 from torch import Tensor
 
-from transformer_xl.commands.token_markup import STYLE, legend, plain, span
-from transformer_xl.commands.token_texts import Piece, TokenTexts
+from transformer_xl.commands.evaluating.token_markup import STYLE, legend, plain, span
+from transformer_xl.commands.evaluating.token_texts import Piece, TokenTexts
 from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import NOT_COUNTED
 from transformer_xl.data.tokenizer import Vocabulary

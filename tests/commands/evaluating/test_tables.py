@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from transformer_xl.commands.evaluation_tables import (
+from transformer_xl.commands.evaluating.tables import (
     Evaluated,
     comparability,
     print_models,

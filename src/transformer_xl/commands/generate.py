@@ -1,0 +1,155 @@
+"""`generate.py`: let a language model go on with texts, and print what follows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+
+from transformer_xl.commands import command_line
+from transformer_xl.commands.command_line import RunContext
+from transformer_xl.inference_config import GenerateConfig
+from transformer_xl.parsing import parse
+
+if TYPE_CHECKING:
+    from transformer_xl.commands.sources import Source
+    from transformer_xl.commands.text_batches import Made, Maker
+    from transformer_xl.placement import Placed
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold what the terminal cannot show
+    sys.exit(command_line.run("generate", generate))
+
+
+def generate(composed: DictConfig, context: RunContext) -> None:
+    """Continue each prompt, or talk.
+
+    Args:
+        composed: what Hydra made of the command line.
+        context: of the command.
+    """
+    from transformer_xl.commands import generation_settings
+    from transformer_xl.commands.closed_pipe import until_nobody_reads
+    from transformer_xl.commands.prompts import read_prompts
+
+    config = parse(GenerateConfig, OmegaConf.to_container(composed, resolve=True))
+    generation_settings.check(config)
+    prompts = read_prompts(config)
+    from transformer_xl.commands.conversation import Conversation, converse  # torch takes seconds
+    from transformer_xl.commands.sources import find_source
+
+    source = find_source(config.run, checkpoint=config.checkpoint)
+    placed = source.placed(device=config.device, precision=config.precision)
+    maker = _maker(config, source, placed)
+    tokens = [maker.codec.tokens_of(prompt) for prompt in prompts if prompt.text or not config.interactive]
+    _introduce(source, placed)
+    with until_nobody_reads(), placed.autocast():  # once for all tokens: it keeps the weights that it rounds
+        if config.interactive:
+            (prompt,) = prompts
+            converse(Conversation(maker.begin, maker.codec, prompt, n_tokens=maker.n_tokens, end=maker.end))
+        elif len(tokens) * config.sampling.samples == 1 and config.format != "jsonl":
+            _print_one(maker, tokens[0])
+        else:
+            _print_several(maker, tokens, config)
+
+
+def _maker(config: GenerateConfig, source: Source, placed: Placed) -> Maker:
+    """Give what makes texts as the settings say.
+
+    Raises:
+        UserError: the model cannot follow them.
+    """
+    from transformer_xl.commands import generation_settings
+    from transformer_xl.commands.text_batches import Maker
+    from transformer_xl.commands.token_codecs import codec_of
+    from transformer_xl.errors import UserError
+
+    model = placed.model
+    stops = generation_settings.stop_texts(config.sampling)
+    ends = config.sampling.end_at_document and model.vocabulary is not None
+    maker = Maker(
+        model=model,
+        codec=codec_of(model, run=source.path, output_format=config.format, stops=stops),
+        drawing=generation_settings.drawing_rule(config.sampling),
+        reading=generation_settings.reading_rule(config, source),
+        seed=config.seed,
+        n_tokens=config.sampling.n_tokens,
+        end=model.vocabulary.end_of_document if ends else None,
+    )
+    probe = maker.begin()
+    probe.add([[0]])
+    try:
+        with placed.autocast():
+            probe.draw()  # only a model itself knows what it can follow
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"memory: {error}") from error
+    return maker
+
+
+def _introduce(source: Source, placed: Placed) -> None:
+    from transformer_xl.commands.closed_pipe import note
+
+    model = placed.model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    device = next(model.parameters()).device
+    note(f"{source.name}: {model.config.kind}, {parameters:,} parameters, {placed.precision} on {device}")
+
+
+def _print_one(maker: Maker, prompt: list[int]) -> None:
+    """Print one text as it is made."""
+    from transformer_xl.commands.closed_pipe import note, say
+    from transformer_xl.inference.continuation import continued
+
+    growing = maker.growing(prompt)
+    last, start = "", time.perf_counter()
+    try:
+        for piece in continued(maker.begin(), prompt, growing):
+            say(piece)
+            last = piece or last
+    except KeyboardInterrupt:
+        say("\n")
+        raise
+    seconds = time.perf_counter() - start
+    if not last.endswith("\n"):
+        say("\n")
+    note(f"{_counted(len(growing.tokens), seconds)}, ended by {_ENDINGS[growing.ended or 'n_tokens']}")
+
+
+_ENDINGS = {"n_tokens": "sampling.n_tokens", "stop": "sampling.stop", "document": "the end of a document"}
+
+
+def _print_several(maker: Maker, prompts: list[list[int]], config: GenerateConfig) -> None:
+    """Print each text when it is complete."""
+    from transformer_xl.commands.closed_pipe import note, say
+
+    sampling, start, count = config.sampling, time.perf_counter(), 0
+    for made in maker.texts(prompts, samples=sampling.samples, batch_size=sampling.batch_size):
+        if config.format == "jsonl":
+            say(json.dumps(dataclasses.asdict(made), ensure_ascii=False) + "\n")
+        elif config.format == "tokens":
+            say(made.text + "\n")
+        else:
+            end = "" if made.text.endswith("\n") else "\n"
+            say(f"{_header(made, prompts=len(prompts), samples=sampling.samples)}\n{made.text}{end}")
+        count += made.tokens
+    note(_counted(count, time.perf_counter() - start))
+
+
+def _header(made: Made, *, prompts: int, samples: int) -> str:
+    numbers = [f"prompt {made.prompt + 1}"] if prompts > 1 else []
+    numbers += [f"sample {made.sample + 1}"] if samples > 1 else []
+    return f"--- {', '.join(numbers)} ---"
+
+
+def _counted(tokens: int, seconds: float) -> str:
+    return f"{tokens:,} tokens, {tokens / seconds:,.1f} a second"

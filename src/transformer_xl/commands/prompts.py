@@ -1,0 +1,58 @@
+"""Prompts as the user gives them, before it is known which vocabulary says them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer_xl.errors import UserError, naming_file
+from transformer_xl.inference_config import GenerateConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        where: it comes from, for messages.
+        text: of the command line or a terminal; bytes of a file; empty: a text is to be begun.
+    """
+
+    where: str
+    text: str | bytes
+
+
+def read_prompts(config: GenerateConfig) -> list[Prompt]:
+    """Read all prompts; without any, one that is empty.
+
+    Raises:
+        UserError: a file without a line, where each is to be a prompt.
+    """
+    if config.prompt_file is None:
+        return [Prompt(where="prompt", text=config.prompt or "")]
+    name = "standard input" if config.prompt_file == "-" else config.prompt_file
+    contents = _contents(config.prompt_file)
+    if config.prompt_unit == "file":
+        return [Prompt(where=name, text=without_line_end(contents))]
+    if not contents:
+        raise UserError(f"prompt_file is {config.prompt_file}, and holds no line")
+    lines = contents.removesuffix(b"\n").split(b"\n")
+    return [
+        Prompt(where=f"line {number} of {name}", text=line.removesuffix(b"\r"))
+        for number, line in enumerate(lines, start=1)
+    ]
+
+
+def without_line_end(contents: bytes) -> bytes:
+    """Leave out the line end with which programs close a text, so that its last line can be gone on with."""
+    return contents[:-1].removesuffix(b"\r") if contents.endswith(b"\n") else contents
+
+
+def _contents(prompt_file: str) -> bytes:
+    if prompt_file == "-":
+        return sys.stdin.buffer.read()
+    path = Path(os.path.expanduser(prompt_file))
+    with naming_file(path):
+        return path.read_bytes()

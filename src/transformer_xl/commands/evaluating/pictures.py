@@ -113,17 +113,17 @@ def draw_by_memory(lines: Sequence[Line], path: Path, *, title: str) -> Path:
 
 
 def memory_lines(rows: Sequence[Evaluated]) -> list[Line]:
-    """Make a line for each model, and for each way to read it other than the memory's length.
+    """Make a line for each model, and for each way to read it other than the memory's length; at least one.
 
-    Windows are left out, for they have no memory. Memory 0, which no `same_length` can have, begins lines with it too.
+    Memory 0, which no `same_length` can have, begins lines with it too. Windows have no memory, and are a line apart.
     """
     with_units = list(zip(rows, units_to_compare(rows), strict=True))
     groups: dict[tuple[object, ...], list[tuple[Evaluated, Unit | None]]] = {}
     for row, unit in with_units:
-        if row.lengths.stride is None and row.lengths.mem_len > 0:
+        if _memory(row) > 0:
             groups.setdefault((*_apart_from_memory(row), row.lengths.same_length), []).append((row, unit))
     for row, unit in with_units:
-        if row.lengths.stride is None and row.lengths.mem_len == 0:
+        if _memory(row) == 0:
             fitting = [group for key, group in groups.items() if key[:-1] == _apart_from_memory(row)]
             for group in fitting or [groups.setdefault((*_apart_from_memory(row), False), [])]:
                 group.append((row, unit))
@@ -132,24 +132,32 @@ def memory_lines(rows: Sequence[Evaluated]) -> list[Line]:
 
 
 def _line_of(group: Sequence[tuple[Evaluated, Unit | None]], *, with_lengths: bool) -> Line:
-    ordered = sorted((row for row, _ in group), key=lambda row: row.lengths.mem_len)
+    ordered = sorted((row for row, _ in group), key=_memory)
     longest = ordered[-1]
     return Line(
         label=_label(longest) if with_lengths else longest.name,
-        places=np.array([row.lengths.mem_len for row in ordered], np.float64),
+        places=np.array(list(map(_memory, ordered)), np.float64),
         losses=np.array([row.score.loss for row in ordered]),
         unit=group[0][1],  # one model has one unit
     )
 
 
 def _apart_from_memory(row: Evaluated) -> tuple[object, ...]:
-    return row.name, row.lengths.segment_len, row.lengths.clamp_len
+    return row.name, row.lengths.segment_len, row.lengths.clamp_len, row.lengths.stride
+
+
+def _memory(row: Evaluated) -> int:
+    """Count the tokens from before a segment that are seen."""
+    return row.lengths.mem_len if row.lengths.stride is None else 0
 
 
 def _label(row: Evaluated) -> str:
     lengths = row.lengths
-    clamp = "" if lengths.clamp_len is None else f", clamp {lengths.clamp_len}"
-    return f"{row.name}, segment {lengths.segment_len}{clamp}{', same length' if lengths.same_length else ''}"
+    parts = [row.name, f"segment {lengths.segment_len}"]
+    parts += [] if lengths.clamp_len is None else [f"clamp {lengths.clamp_len}"]
+    parts += ["same length"] if lengths.same_length else []
+    parts += [] if lengths.stride is None else [f"stride {lengths.stride}"]
+    return ", ".join(parts)
 
 
 def _canvas() -> tuple[Figure, Axes]:

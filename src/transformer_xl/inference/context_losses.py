@@ -47,14 +47,17 @@ def losses_by_context(
     lengths: Sequence[int],
     max_tokens: int,
     clamp_len: int | None,
+    trained_len: int | None,
     autocast: Callable[[], AbstractContextManager[object]],
     progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float64]:
     """Measure one model's losses at each context length; see the top of the file.
 
     The predictions are the first of each lane that have the longest context before them, so that all models of a group
-    make the same ones of the same `source`. Where a document begins in a window, nothing before it is seen, as ever. A
-    model that can read at most n tokens at once reads n of a longer context: more is of no use to it.
+    make the same ones of the same `source`. Where a document begins in a window, nothing before it is seen, as ever.
+
+    A model that knows places has seen none beyond training's segments: it reads the longest of the contexts that fits
+    in place of a longer one, which is of no use to it. Its guesses there would count wherever one happens to be right.
 
     Args:
         model: in evaluation mode.
@@ -62,6 +65,7 @@ def losses_by_context(
         lengths: c, rising.
         max_tokens: predictions, rounded up to a whole number in each lane.
         clamp_len: distances above it count as it; None: no limit.
+        trained_len: the longest segment that the model has seen in training; None: not known.
         autocast: gives the context in which the model is called.
         progress: told after each context length how many tokens were read, and how many will be.
 
@@ -78,8 +82,7 @@ def losses_by_context(
             f"eval.relative_context_lengths goes up to {longest}, and the split has only {source.lane_len} tokens a "
             f"lane in {source.batch_size} lanes: choose shorter ones, or a longer split"
         )
-    limit = model.max_segment_len or longest
-    windows = [min(length, limit) for length in lengths]
+    windows = _readable(lengths, limit=_limit(model, trained_len=trained_len))
     every = rows * source.batch_size * sum(set(windows))
     measured: dict[int, NDArray[np.float64]] = {}
     for window in windows:
@@ -89,6 +92,18 @@ def losses_by_context(
             if progress is not None:
                 progress(rows * source.batch_size * sum(measured), every)
     return np.stack([measured[window] for window in windows])
+
+
+def _limit(model: LanguageModel, *, trained_len: int | None) -> float:
+    """Give the most tokens that a model makes sense of without a memory."""
+    most = math.inf if model.max_segment_len is None else model.max_segment_len
+    return most if model.relative or trained_len is None else min(most, trained_len)
+
+
+def _readable(lengths: Sequence[int], *, limit: float) -> list[int]:
+    """Put the longest context that a model can read in place of those that it cannot."""
+    fitting = [length for length in lengths if length <= limit] or [int(limit)]
+    return [length if length <= limit else fitting[-1] for length in lengths]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ largest b(c, t),
 
 is the part of the perplexity that model i takes away by reading c' tokens instead of c. Its relative effective context
 length is the c, going up, from which the next step gains less than a threshold. The paper's steps are equal, those here
-lie between the lengths that are given.
+lie between the lengths that are given. As only what is better counts, predictions that merely differ gain a little too:
+lengths tell models of one group apart, and are no measure by themselves.
 
 Axes, in this order: models, context lengths, predictions.
 """

@@ -94,7 +94,7 @@ def test_empty_distances_are_left_out_and_every_name_is_in_the_legend(figures: l
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert len(texts) == len(NAMES)
-    assert "\x1b" not in "".join(texts)
+    assert texts[:2] == [r" _under \$x\$ {score}", r"\x1b[31mred"]
 
 
 def test_scores_stand_at_their_memory_and_0_begins_them(figures: list[Any], tmp_path: Path) -> None:
@@ -102,18 +102,20 @@ def test_scores_stand_at_their_memory_and_0_begins_them(figures: list[Any], tmp_
         changed(mem_len=640, score=Score(2.0, 10)),
         changed(mem_len=0, same_length=False, score=Score(3.0, 10)),
         changed(mem_len=64, score=Score(2.5, 10)),
-        changed(stride=4),
+        changed(stride=4, same_length=False),
         changed(name="other", mem_len=0, same_length=False, kind="vanilla"),
         changed(name="both", mem_len=8),
         changed(name="both", mem_len=8, segment_len=32),
     ]
     lines = memory_lines(rows)
     assert [line.label for line in lines] == [
-        "base",
+        "base, segment 64, clamp 400, same length",
         "both, segment 64, clamp 400, same length",
         "both, segment 32, clamp 400, same length",
+        "base, segment 64, clamp 400, stride 4",
         "other",
     ]
+    assert lines[3].places.tolist() == [0]
     assert lines[0].places.tolist() == [0, 64, 640]
     assert lines[0].losses.tolist() == [3.0, 2.5, 2.0]
     assert lines[0].unit == BASE.unit

@@ -160,7 +160,7 @@ def relative_context(
             )
         predictions = opened.data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
         lanes = lanes_for(predictions, longest=max(lengths))
-        name = subject.source.name
+        name, config = subject.source.name, subject.source.config
         losses.append(
             losses_by_context(
                 opened.placed.model,
@@ -168,6 +168,7 @@ def relative_context(
                 lengths=lengths,
                 max_tokens=asked.relative_context_tokens,
                 clamp_len=opened.placed.model.clamp_len,
+                trained_len=None if config is None else config.data.longest_segment,
                 autocast=opened.placed.autocast,
                 progress=lambda read, total, name=name: tell(  # type: ignore[misc]
                     f"{name}, relative context: {read:,} of {total:,} tokens"

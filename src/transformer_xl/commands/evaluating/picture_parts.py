@@ -47,7 +47,7 @@ def log_axis(axes: Axes, places: Iterable[float], *, name: str) -> None:
 def _number(value: float) -> str:
     if value >= 1 << 20:
         return f"{value / (1 << 20):g}Mi"
-    return f"{value / 1024:g}Ki" if value >= 8192 else f"{value:g}"
+    return f"{value / 1024:g}Ki" if value >= 8192 else f"{value:,.4g}"
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, columns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.scores import Unit, in_words
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -67,10 +69,9 @@ def draw_by_position(lines: Sequence[Line], path: Path, *, title: str) -> Path:
     flat. Neighbouring places are drawn as one, the more the further on.
     """
     figure, axes = _canvas()
-    for number, line in enumerate(map(_thinned, lines)):
-        _plot(axes, line, number, marker="." if len(line.places) <= _POINTS else "")
+    handles = [_plot(axes, _thinned(line), number, marker=".") for number, line in enumerate(lines)]
     log_axis(axes, (place for line in lines for place in line.places), name="place in the segment")
-    return _finished(figure, axes, lines, path, title=title)
+    return _finished(figure, axes, lines, handles, path, title=title)
 
 
 def draw_by_distance(lines: Sequence[Line], path: Path, *, title: str) -> Path:
@@ -80,71 +81,83 @@ def draw_by_distance(lines: Sequence[Line], path: Path, *, title: str) -> Path:
     """
     figure, axes = _canvas()
     drawn = [_without_empty(line) for line in lines]
-    for number, line in enumerate(drawn):
-        _plot(axes, line, number, marker="o")
+    handles = [_plot(axes, line, number, marker="o") for number, line in enumerate(drawn)]
     log_axis(
         axes,
         (place for line in drawn for place in line.places),
-        name="tokens since the document (or, without borders of documents, the lane) began: this many to twice as many",
+        name="tokens read since the document (without borders: the lane) began, from each number to the next",
     )
-    return _finished(figure, axes, lines, path, title=title)
+    return _finished(figure, axes, lines, handles, path, title=title)
 
 
 def draw_by_memory(lines: Sequence[Line], path: Path, *, title: str) -> Path:
-    """Draw scores against the memory's length; 0 stands at the left of a logarithmic axis."""
+    """Draw scores against the memory's length; 0 stands at the left of a logarithmic axis.
+
+    A model that was read with one length only is a dotted line beside the others.
+    """
     figure, axes = _canvas()
+    handles = []
     for number, line in enumerate(lines):
-        _plot(axes, line, number, marker="o")
+        handles.append(_plot(axes, line, number, marker="o"))
+        if len(line.places) == 1:
+            axes.axhline(line.of(line.losses)[0], color=line_look(number)["color"], linestyle=":", linewidth=1.2)
     lengths = sorted({int(place) for line in lines for place in line.places})
     shortest = min((length for length in lengths if length > 0), default=1)
     axes.set_xscale("symlog", base=2, linthresh=shortest)
-    axes.set_xticks(_apart(lengths, shortest=shortest), minor=False)
+    axes.set_xticks(_apart(lengths))
     axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlim(left=-0.05 * shortest)
     axes.set_xlabel("memory (tokens before the segment)")
-    return _finished(figure, axes, lines, path, title=title)
+    return _finished(figure, axes, lines, handles, path, title=title)
 
 
 def memory_lines(rows: Sequence[Evaluated]) -> list[Line]:
-    """Make a line for each model, and for each way to read it other than the memory's length.
+    """Make a line for each model, and for each way to read it other than the memory's length; at least one.
 
-    Windows are left out, for they have no memory. Memory 0, which no `same_length` can have, begins lines with it too.
+    Memory 0, which no `same_length` can have, begins lines with it too. Windows have no memory, and are a line apart.
     """
-    units = dict(zip(map(id, rows), units_to_compare(rows), strict=True))
-    groups: dict[tuple[object, ...], list[Evaluated]] = {}
-    for row in rows:
-        if row.lengths.stride is None and row.lengths.mem_len > 0:
-            groups.setdefault((*_apart_from_memory(row), row.lengths.same_length), []).append(row)
-    for row in rows:
-        if row.lengths.stride is None and row.lengths.mem_len == 0:
+    with_units = list(zip(rows, units_to_compare(rows), strict=True))
+    groups: dict[tuple[object, ...], list[tuple[Evaluated, Unit | None]]] = {}
+    for row, unit in with_units:
+        if _memory(row) > 0:
+            groups.setdefault((*_apart_from_memory(row), row.lengths.same_length), []).append((row, unit))
+    for row, unit in with_units:
+        if _memory(row) == 0:
             fitting = [group for key, group in groups.items() if key[:-1] == _apart_from_memory(row)]
             for group in fitting or [groups.setdefault((*_apart_from_memory(row), False), [])]:
-                group.append(row)
+                group.append((row, unit))
     several = {row.name for row in rows if sum(key[0] == row.name for key in groups) > 1}
-    lines = []
-    for group in groups.values():
-        ordered = sorted(group, key=lambda row: row.lengths.mem_len)
-        longest = ordered[-1]
-        lines.append(
-            Line(
-                label=_label(longest) if longest.name in several else longest.name,
-                places=np.array([row.lengths.mem_len for row in ordered], np.float64),
-                losses=np.array([row.score.loss for row in ordered]),
-                unit=units[id(longest)],
-            )
-        )
-    return lines
+    return [_line_of(group, with_lengths=group[0][0].name in several) for group in groups.values()]
+
+
+def _line_of(group: Sequence[tuple[Evaluated, Unit | None]], *, with_lengths: bool) -> Line:
+    ordered = sorted((row for row, _ in group), key=_memory)
+    longest = ordered[-1]
+    return Line(
+        label=_label(longest) if with_lengths else longest.name,
+        places=np.array(list(map(_memory, ordered)), np.float64),
+        losses=np.array([row.score.loss for row in ordered]),
+        unit=group[0][1],  # one model has one unit
+    )
 
 
 def _apart_from_memory(row: Evaluated) -> tuple[object, ...]:
-    return row.name, row.lengths.segment_len, row.lengths.clamp_len
+    return row.name, row.lengths.segment_len, row.lengths.clamp_len, row.lengths.stride
+
+
+def _memory(row: Evaluated) -> int:
+    """Count the tokens from before a segment that are seen."""
+    return row.lengths.mem_len if row.lengths.stride is None else 0
 
 
 def _label(row: Evaluated) -> str:
     lengths = row.lengths
-    clamp = "" if lengths.clamp_len is None else f", clamp {lengths.clamp_len}"
-    return f"{row.name}, segment {lengths.segment_len}{clamp}{', same length' if lengths.same_length else ''}"
+    parts = [row.name, f"segment {lengths.segment_len}"]
+    parts += [] if lengths.clamp_len is None else [f"clamp {lengths.clamp_len}"]
+    parts += ["same length"] if lengths.same_length else []
+    parts += [] if lengths.stride is None else [f"stride {lengths.stride}"]
+    return ", ".join(parts)
 
 
 def _canvas() -> tuple[Figure, Axes]:
@@ -154,12 +167,13 @@ def _canvas() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _plot(axes: Axes, line: Line, number: int, *, marker: str) -> None:
+def _plot(axes: Axes, line: Line, number: int, *, marker: str) -> Artist:
     look = line_look(number)
-    axes.plot(line.places, line.of(line.losses), marker=marker, markersize=4, linewidth=1.6, **look)
+    (drawn,) = axes.plot(line.places, line.of(line.losses), marker=marker, markersize=4, linewidth=1.6, **look)
     if line.errors is not None:
         low, high = (line.of(line.losses + factor * line.errors) for factor in (-2, 2))
-        axes.fill_between(line.places, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(line.places, low, high, color=look["color"], alpha=0.12, linewidth=0)
+    return drawn
 
 
 def _thinned(line: Line) -> Line:
@@ -195,7 +209,7 @@ def _without_empty(line: Line) -> Line:
     )
 
 
-def _apart(lengths: Sequence[int], *, shortest: int) -> list[int]:
+def _apart(lengths: Sequence[int]) -> list[int]:
     """Keep lengths whose numbers would not overlap on the axis."""
     kept: list[int] = []
     for length in lengths:
@@ -204,14 +218,16 @@ def _apart(lengths: Sequence[int], *, shortest: int) -> list[int]:
     return kept
 
 
-def _finished(figure: Figure, axes: Axes, lines: Sequence[Line], path: Path, *, title: str) -> Path:
+def _finished(
+    figure: Figure, axes: Axes, lines: Sequence[Line], handles: Sequence[Artist], path: Path, *, title: str
+) -> Path:
     unit = lines[0].unit
     axes.set_ylabel("nats a token" if unit is None else in_words(unit.name))
     axes.set_title(written(title), fontsize="medium")
     axes.grid(alpha=0.3)
-    handles = [line for line in axes.get_lines() if len(line.get_xdata())]  # type: ignore[arg-type]
     labels = [line.label for line in lines]
     if len(lines) > _LINES_INSIDE or max(map(len, labels)) > 40:
+        figure.set_figheight(4.5 + 0.22 * math.ceil(len(lines) / 2))
         legend_below(figure, handles, labels, columns=2)
     else:
         axes.legend(handles, [written(label) for label in labels], fontsize="small")

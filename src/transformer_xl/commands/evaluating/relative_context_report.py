@@ -75,7 +75,7 @@ def draw_relative_context(results: Sequence[RelativeContext], path: Path, *, thr
         axes.axhline(100 * threshold, color="grey", linewidth=0.8, linestyle="--")
         axes.set_yscale("symlog", linthresh=100 * threshold)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 150 * max(threshold, *(gain for result in results for gain in _all_gains(result))))
         axes.set_title("all positions" if share == 1 else f"hardest {100 * share:g} %", fontsize="medium")
     panels[0].set_ylabel("perplexity gained over the context before (%)")
     last.set_title("mean loss, all positions", fontsize="medium")
@@ -87,6 +87,10 @@ def draw_relative_context(results: Sequence[RelativeContext], path: Path, *, thr
     legend_below(figure, handles, [_recl(result) for result in results], columns=2)
     figure.savefig(path)
     return path
+
+
+def _all_gains(result: RelativeContext) -> list[float]:
+    return [gain for gains in result.shares for gain in gains.gains]
 
 
 def _recl(result: RelativeContext) -> str:

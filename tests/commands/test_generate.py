@@ -181,7 +181,7 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
     binary = tmp_path / "binary"
     binary.write_bytes(b"a\xff")
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32, and must hold ids from 0 to 31"),
+        (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32 is none of the model's, which are 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
         (letters, {"prompt_file": str(binary)}, "binary: the text is no UTF-8: it holds the byte 0xff"),
         (letters, {"memory__mem_len": 0, "memory__same_length": True}, "same_length is true with mem_len 0"),

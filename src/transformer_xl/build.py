@@ -133,6 +133,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         make_optimizer=optimizer_for_model,
         schedule=_SCHEDULES[type(scheduler)](peak=optimizer.lr, config=scheduler),
         eval_config=config.eval,
+        memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         skips_nonfinite=config.callbacks.nonfinite.action == "skip",
         identity={

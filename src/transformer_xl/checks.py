@@ -6,6 +6,7 @@ from transformer_xl.config import (
     AdamConfig,
     Config,
     CosineConfig,
+    EvalConfig,
     LambConfig,
     PlateauConfig,
     TrainerConfig,
@@ -17,6 +18,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.model_checks import at_least, check_model, within
 from transformer_xl.model_config import (
     AlRfouConfig,
+    ModelConfig,
     RecurrentConfig,
     ShawConfig,
     TransformerXLConfig,
@@ -52,25 +54,8 @@ def _check_lengths(config: Config) -> list[str]:
             f"model.div_val is {config.model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
             "model.cutoffs=[2000,10000]"
         )
-    for key, lengths in (("model", config.model), ("eval", config.eval)):
-        if key == "eval" and lengths.mem_len < 0:
-            problems.append(f"{key}.mem_len is {lengths.mem_len}, and must be at least 0")
-        if lengths.same_length and lengths.mem_len == 0:
-            problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
-        if key == "eval" and lengths.clamp_len is not None and lengths.clamp_len < 0:
-            problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null (off) or at least 0")
-        if lengths.clamp_len is not None and not isinstance(config.model, _KNOWS_DISTANCES):
-            problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {config.model.kind}")
-        if lengths.same_length and isinstance(config.model, RecurrentConfig):
-            problems.append(f"{key}.same_length is true, and must be false for {config.model.kind}")
-    stride = config.eval.stride
-    if stride is not None and not 1 <= stride <= config.eval.segment_len:
-        problems.append(
-            f"eval.stride is {stride}, and must be null, or at least 1 and at most eval.segment_len "
-            f"{config.eval.segment_len}"
-        )
-    if stride is not None and config.eval.same_length:
-        problems.append(f"eval.stride is {stride} with eval.same_length true, and windows need same_length false")
+    problems += _context_problems("model", config.model, config.model)
+    problems += reading_problems(config.eval, config.model)
     if isinstance(config.model, AlRfouConfig):
         problems += _check_positions(config, config.model.n_positions)
     return problems + at_least(
@@ -78,24 +63,51 @@ def _check_lengths(config: Config) -> list[str]:
         data__batch_size=config.data.batch_size,
         data__segment_len=config.data.segment_len,
         data__lane_chunks=config.data.lane_chunks,
-        eval__batch_size=config.eval.batch_size,
-        eval__segment_len=config.eval.segment_len,
     )
+
+
+def reading_problems(lengths: EvalConfig, model: ModelConfig) -> list[str]:
+    """Find what of `eval.*` a network cannot read; a sentence's part for each problem."""
+    problems = []
+    if lengths.mem_len < 0:
+        problems.append(f"eval.mem_len is {lengths.mem_len}, and must be at least 0")
+    problems += _context_problems("eval", lengths, model)
+    if lengths.clamp_len is not None and lengths.clamp_len < 0:
+        problems.append(f"eval.clamp_len is {lengths.clamp_len}, and must be null (off) or at least 0")
+    stride = lengths.stride
+    if stride is not None and not 1 <= stride <= lengths.segment_len:
+        problems.append(
+            f"eval.stride is {stride}, and must be null, or at least 1 and at most eval.segment_len "
+            f"{lengths.segment_len}"
+        )
+    if stride is not None and lengths.same_length:
+        problems.append(f"eval.stride is {stride} with eval.same_length true, and windows need same_length false")
+    if isinstance(model, AlRfouConfig) and lengths.segment_len > model.n_positions:
+        problems.append(
+            f"eval.segment_len is {lengths.segment_len}, and must be at most model.n_positions {model.n_positions}"
+        )
+    return problems + at_least(1, eval__batch_size=lengths.batch_size, eval__segment_len=lengths.segment_len)
+
+
+def _context_problems(key: str, lengths: EvalConfig | ModelConfig, model: ModelConfig) -> list[str]:
+    problems = []
+    if lengths.same_length and lengths.mem_len == 0:
+        problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
+    if lengths.clamp_len is not None and not isinstance(model, _KNOWS_DISTANCES):
+        problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {model.kind}")
+    if lengths.same_length and isinstance(model, RecurrentConfig):
+        problems.append(f"{key}.same_length is true, and must be false for {model.kind}")
+    return problems
 
 
 def _check_positions(config: Config, n_positions: int) -> list[str]:
     training = config.data.longest_segment
-    problems = []
-    if config.eval.segment_len > n_positions:
-        problems.append(
-            f"eval.segment_len is {config.eval.segment_len}, and must be at most model.n_positions {n_positions}"
-        )
-    if training > n_positions:
-        problems.append(
-            f"data.segment_len is {config.data.segment_len} with data.segment_len_sd {config.data.segment_len_sd}: "
-            f"segments of up to {training} tokens must be at most model.n_positions {n_positions}"
-        )
-    return problems
+    if training <= n_positions:
+        return []
+    return [
+        f"data.segment_len is {config.data.segment_len} with data.segment_len_sd {config.data.segment_len_sd}: "
+        f"segments of up to {training} tokens must be at most model.n_positions {n_positions}"
+    ]
 
 
 def _check_data(data: DataConfig) -> list[str]:
@@ -218,6 +230,7 @@ def _check_callbacks(config: Config) -> list[str]:
         0,
         callbacks__sample__n_tokens=callbacks.sample.n_tokens,
         callbacks__sample__temperature=callbacks.sample.temperature,
+        callbacks__memory_gain__max_tokens=callbacks.memory_gain.max_tokens,
         callbacks__report__memory_tokens=callbacks.report.memory_tokens,
         callbacks__divergence__nats=callbacks.divergence.nats,
     )

@@ -214,6 +214,13 @@ class SampleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryGainConfig:
+    """What memory gives in each validation, on its first tokens; 0 turns it off."""
+
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportConfig:
     """The comparison of memory lengths at the end, on the first tokens of the test split; 0 turns it off."""
 
@@ -239,6 +246,7 @@ class CallbacksConfig:
     divergence: DivergenceConfig
     throughput: ThroughputConfig
     sample: SampleConfig
+    memory_gain: MemoryGainConfig
     report: ReportConfig
     weight_average: WeightAverageConfig
 

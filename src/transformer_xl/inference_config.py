@@ -45,6 +45,7 @@ class ReadingConfig:
     relative_context_lengths: list[int]
     relative_context_shares: list[float]
     relative_context_threshold: float
+    relative_context_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class ScoreConfig(ModelChoice):
     state: str | None
     tokens: bool
     format: Literal["table", "jsonl"]
-    segment_len: int
+    segment_len: int | Own
     memory: ContextConfig
 
 

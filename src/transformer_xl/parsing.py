@@ -59,7 +59,7 @@ def _parse_dataclass(cls: Any, value: Any, key: str, problems: list[str]) -> Any
 def _parse_value(hint: Any, value: Any, key: str, problems: list[str]) -> Any:
     options = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
     classes = [option for option in options if dataclasses.is_dataclass(option)]
-    if len(classes) > 1:
+    if len(classes) > 1 and not (value is None and type(None) in options):
         return _parse_kind(classes, value, key, problems)
     for option in options:
         if option is type(None):

@@ -17,6 +17,9 @@ from transformer_xl.errors import UserError, naming_file
 from transformer_xl.parsing import nearest, parse
 from transformer_xl.resume_rules import refusal
 
+_OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
+"""What runs did before there was a setting for it, which their folders therefore lack."""
+
 
 def resumed_config(
     folder: Path,
@@ -123,13 +126,25 @@ def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a run folder's `config.yaml` as plain containers."""
+    """Read a run folder's `config.yaml` as plain containers, with settings that it is too old to have."""
     try:
         saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / 'config.yaml'} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(saved, dict):
         raise UserError(f"{folder / 'config.yaml'} is damaged: it holds no settings")
+    return _with_newer_settings(saved)
+
+
+def _with_newer_settings(saved: dict[str, Any]) -> dict[str, Any]:
+    """Add the settings that have come since a run was started; each as runs did before."""
+    for key, value in _OF_OLDER_RUNS.items():
+        node: Any = saved
+        *groups, name = key.split(".")
+        for group in groups:
+            node = node.setdefault(group, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault(name, value)
     return saved
 
 

@@ -35,7 +35,7 @@ def exact_run(text_file: Path, tmp_path: Path, devices: int, *overrides: str) ->
 
 
 def assert_same_run(one: Outcome, other: Outcome) -> None:
-    for name in ("train/loss", "train/grad_norm", "val/loss", "test/loss", "lr"):
+    for name in ("train/loss", "train/grad_norm", "val/loss", "val/memory_gain", "test/loss", "lr"):
         assert other.values(name) == pytest.approx(one.values(name), rel=1e-9), name
     for name, tensor in one.checkpoint()["state_dict"].items():
         torch.testing.assert_close(other.checkpoint()["state_dict"][name], tensor, rtol=1e-7, atol=1e-9)

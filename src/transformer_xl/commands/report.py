@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import shlex
 import time
 from collections.abc import Callable
@@ -262,16 +261,17 @@ def _smoothed(values: list[float]) -> list[float]:
 
 
 def next_commands(folder: Path, monitor: str, data: Dataset, *, trained: bool) -> list[str]:
-    """Give the commands that a person would type next; there is no model to load where none was trained."""
+    """Give the commands that a person would type next; there is no model to use where none was trained."""
     where = shlex.quote(shown(folder))
-    load = f"import transformer_xl as txl; print(txl.load_model({shown(folder)!r}))"
-    quoted = shlex.quote(load) if re.search(r'["$`\\!]', load) else f'"{load}"'
     _, _, upload = monitor.partition(UPLOAD_WITH)
     watch = upload or f"ls {where}"
-    more = "data=text data.path=YOUR_TEXT"
+    if not trained:
+        return [watch]
+    more, generate = "data=text data.path=YOUR_TEXT", f"python generate.py run={where}"
     if data.name == "tokens":
         more = f"data=tokens data.path=YOUR_IDS data.vocab_size={data.vocabulary.size}"
     elif not data.text_bytes:
         more = f"data={data.name}"
-    begin = f"python train.py init_from={where} {more}"
-    return [f"python -c {quoted}", watch, begin] if trained else [watch]
+    if not data.text_bytes:
+        generate += " format=tokens prompt=0"
+    return [f"python evaluate.py run={where}", generate, watch, f"python train.py init_from={where} {more}"]

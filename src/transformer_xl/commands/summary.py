@@ -76,6 +76,12 @@ def step_at_end(folder: Path) -> int:
     return step if isinstance(step, int) else 0
 
 
+def exit_code_at_end(folder: Path) -> int:
+    """Give the exit code of the process of the run that last ended in order; 1: none has."""
+    code = _read(folder).get("exit_code")
+    return code if isinstance(code, int) else 1
+
+
 def _read(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

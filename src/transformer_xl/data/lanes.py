@@ -188,3 +188,8 @@ def split_evenly(count: int, parts: int) -> list[range]:
     size, longer = divmod(count, parts)
     starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+def lanes_that_fill_memory(*, lanes: int, segment_len: int, mem_len: int, max_tokens: int) -> int:
+    """Give how many lanes to read where at most `max_tokens` are: so few that most tokens find a full memory."""
+    return max(1, min(lanes, max_tokens // (4 * (mem_len + segment_len))))

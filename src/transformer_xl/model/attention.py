@@ -63,12 +63,33 @@ def plain_attention(
     Returns:
         (B, T, N, H).
     """
+    weight_BNTS = relative_weights(
+        query_BTNH=query_BTNH,
+        key_BSNH=key_BSNH,
+        position_RNH=position_RNH,
+        content_bias_NH=content_bias_NH,
+        position_bias_NH=position_bias_NH,
+        visible=visible,
+    )
+    weight_BNTS = torch.nn.functional.dropout(weight_BNTS, p=dropout)
+    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
+
+
+def relative_weights(
+    *,
+    query_BTNH: Tensor,
+    key_BSNH: Tensor,
+    position_RNH: Tensor,
+    content_bias_NH: Tensor,
+    position_bias_NH: Tensor,
+    visible: Visibility,
+) -> Tensor:
+    """Give what each key weighs to each query, (B, N, T, S); arguments as in `plain_attention`."""
     content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + content_bias_NH, key_BSNH)
     position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + position_bias_NH, position_RNH)
     score_BNTS = (content_BNTS + relative_shift(position_BNTR)) * query_BTNH.shape[-1] ** -0.5
-    score_BNTS = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf)
-    weight_BNTS = torch.nn.functional.dropout(score_BNTS.softmax(dim=-1), p=dropout)
-    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
+    weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+    return weight_BNTS
 
 
 def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:

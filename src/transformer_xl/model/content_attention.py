@@ -5,6 +5,7 @@ Letters: B lanes, T queries, S = M + T keys, D width, N heads, H head width.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.blockwise_attention import blockwise_content_attention, suits_blockwise
@@ -44,6 +45,13 @@ def content_attention(
     return attended_BNTH.transpose(1, 2)
 
 
+def content_weights(*, query_BTNH: Tensor, key_BSNH: Tensor, visible: Visibility) -> Tensor:
+    """Give what each key weighs to each query, (B, N, T, S); arguments as in `content_attention`."""
+    score_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH, key_BSNH) * query_BTNH.shape[-1] ** -0.5
+    weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+    return weight_BNTS
+
+
 class ContentSelfAttention(nn.Module):
     """Projections around content attention."""
 
@@ -66,3 +74,8 @@ class ContentSelfAttention(nn.Module):
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
+
+    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
+        return content_weights(query_BTNH=query_BTNH, key_BSNH=key_BSNH, visible=visible)

@@ -1,6 +1,6 @@
 """What every language model with recurrent memory offers, whatever it is made of.
 
-Letters: B lanes, T tokens, D width, V vocabulary.
+Letters: B lanes, T tokens, D width, V vocabulary; of attention: L layers, N heads, S keys.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ class TokenLosses(NamedTuple):
     """Losses in nats in token order, 0 where the target is -100, and the memory after the segment."""
 
     nll_BT: Tensor
+    memory: Memory
+
+
+class AttentionWeights(NamedTuple):
+    """What each key weighs to each token, by layer and head, and the memory after the segment.
+
+    A row sums to 1 over the keys, which are the slots of the memory that was given, oldest first, and the tokens.
+    """
+
+    weights_LBNTS: Tensor
     memory: Memory
 
 
@@ -139,6 +149,14 @@ class LanguageModel(nn.Module, ABC):
         with self.embedding.sharing_tables():
             hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
             return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
+
+    def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
+        """Give what each key weighs to each token, before dropout of weights; arguments as in `forward`.
+
+        Raises:
+            ValueError: the model has no attention.
+        """
+        raise ValueError(f"{self.config.kind} has no attention, and so no weights of it")
 
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
         """Give the same model, its parameters shared, that looks at its context by another rule."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import RelativeAttention
+from transformer_xl.model.attention import RelativeAttention, relative_weights
 from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.linear import Linear
 from transformer_xl.model.visibility import Visibility
@@ -35,6 +35,11 @@ class Layer(Protocol):
     ) -> Tensor:
         """Run the layer over one segment: (B, T, D); see `DecoderLayer.forward`."""
 
+    def attention_weights(
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+    ) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; see `DecoderLayer.forward`."""
+
 
 class SelfAttention(Protocol):
     """What a layer attends with: a module of these arguments and those of its encoding."""
@@ -46,6 +51,10 @@ class SelfAttention(Protocol):
         self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, **encoding: Tensor
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D)."""
+
+    @property
+    def weights(self) -> Callable[..., Tensor]:
+        """The method that gives what each key weighs to each query, (B, N, T, S); it takes all of these but values."""
 
 
 def heads_first(key_value_BTC: Tensor, *, n_head: int) -> Tensor:
@@ -104,6 +113,11 @@ class RelativeSelfAttention(nn.Module):
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
+
+    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, **encoding: Tensor) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
+        return relative_weights(query_BTNH=query_BTNH, key_BSNH=key_BSNH, visible=visible, **encoding)
 
     def project_positions(self, sinusoid_SD: Tensor) -> Tensor:
         """Project encodings of distances, and add a row of zeros for no distance: (R, N, H)."""
@@ -172,6 +186,15 @@ class DecoderLayer(nn.Module):
             hidden_BTD = self.attention_norm(hidden_BTD)
             hidden_BTD = self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
         return hidden_BTD
+
+    def attention_weights(
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+    ) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        normed_BTD = self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
+        key_NBSH, _ = with_memory(self._key_value(normed_BTD)).unbind(0)
+        key_BSNH = key_NBSH.permute(1, 2, 0, 3)
+        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, visible=visible, **encoding)
 
 
 def make_decoder_layer(

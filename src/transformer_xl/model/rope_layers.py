@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.content_attention import content_attention
+from transformer_xl.model.content_attention import content_attention, content_weights
 from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.layers import Encoding, WithMemory, heads_first
 from transformer_xl.model.linear import Linear
@@ -66,6 +66,18 @@ class RotarySelfAttention(nn.Module):
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
+
+    def weights(
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, cos_SH: Tensor, sin_SH: Tensor
+    ) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        segment_len = hidden_BTD.shape[1]
+        query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
+        return content_weights(
+            query_BTNH=turn(query_BTNH, cos_SH[-segment_len:], sin_SH[-segment_len:]),
+            key_BSNH=turn(key_BSNH, cos_SH, sin_SH),
+            visible=visible,
+        )
 
 
 def turn(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
@@ -149,3 +161,12 @@ class RopeLayer(nn.Module):
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         fed_BTD: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(hidden_BTD)))
         return hidden_BTD + fed_BTD
+
+    def attention_weights(
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+    ) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        normed_BTD = self.attention_norm(hidden_BTD)
+        key_NBSH, _ = with_memory(self._key_value(normed_BTD)).unbind(0)
+        key_BSNH = key_NBSH.permute(1, 2, 0, 3)
+        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, visible=visible, **encoding)

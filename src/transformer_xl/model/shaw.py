@@ -62,17 +62,22 @@ class ShawSelfAttention(nn.Module):
             visible: which keys each query sees.
             distance_S: which encodings the distances S-1 ... 0 have.
         """
+        weight_BNTS = self.weights(hidden_BTD=hidden_BTD, key_BSNH=key_BSNH, visible=visible, distance_S=distance_S)
+        weight_BNTS = functional.dropout(weight_BNTS, p=self.dropatt, training=self.training)
+        attended_BTNH = torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
+        attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
+        return attended_BTD
+
+    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, distance_S: Tensor) -> Tensor:
+        """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
         content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + self.content_bias, key_BSNH)
         # one more column than there are distances: `relative_shift` pushes it into the corner that causality hides
         padded_R = functional.pad(distance_S, (0, 1))
         position_BNTS = relative_shift(self.distance_embedding(query_BTNH, padded_R))
         score_BNTS = (content_BNTS + position_BNTS) * query_BTNH.shape[-1] ** -0.5
-        score_BNTS = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf)
-        weight_BNTS = functional.dropout(score_BNTS.softmax(dim=-1), p=self.dropatt, training=self.training)
-        attended_BTNH = torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
-        attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
-        return attended_BTD
+        weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+        return weight_BNTS
 
 
 class Shaw(MemoryTransformer):

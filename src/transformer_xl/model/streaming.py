@@ -9,7 +9,7 @@ Letters: B lanes, T tokens, D width, V vocabulary, L layers, M memory slots, S =
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, cast
 
@@ -19,7 +19,14 @@ from torch import Tensor
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.key_values import KeyValueBuffer
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
-from transformer_xl.model.memory import HiddenMemory, Memory, beyond, check_mem_len, length_after
+from transformer_xl.model.memory import (
+    HiddenMemory,
+    Memory,
+    beyond,
+    check_mem_len,
+    length_after,
+    memory_from_state_dict,
+)
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.model.visibility import visible_keys
 
@@ -91,6 +98,21 @@ class Stream(ABC):
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
 
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give what lanes have read, as tensors of their own."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from where `state_dict` was taken, in place of all that was read here.
+
+        Args:
+            state: of a session of the same model, lanes, lengths and precision, on any device.
+
+        Raises:
+            ValueError: it is none of such a session.
+        """
+
     def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         check_lanes(tokens_BT, self.batch_size, of="session", made_with="stream(model, batch_size={})")
         # the layers' own flag: models that share them, see `with_context`, each have one of their own besides
@@ -119,6 +141,24 @@ class MemoryStream(Stream):
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
         self._memory = memory
         self._forgotten.clear()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give the memory's tensors, and which lanes are yet to forget theirs."""
+        tensors = {
+            name: value.clone() for name, value in self._memory.state_dict().items() if isinstance(value, Tensor)
+        }
+        forgotten_B = torch.tensor([lane in self._forgotten for lane in range(self.batch_size)])
+        return {**tensors, "forgotten_B": forgotten_B}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from where `state_dict` was taken, in place of all that was read here."""
+        own = self._memory.state_dict()
+        tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        shapes = {name: value.shape for name, value in tensors.items()} | {"forgotten_B": (self.batch_size,)}
+        _check_shapes(state, shapes)
+        read = {name: state[name].to(value.device) for name, value in tensors.items()}
+        self._memory = memory_from_state_dict({**own, **read})
+        self._forgotten = {lane for lane, is_forgotten in enumerate(state["forgotten_B"].tolist()) if is_forgotten}
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         if self._forgotten:
@@ -161,6 +201,31 @@ class KeyValueStream(Stream):
             if self._slots:
                 buffer.append(layer.key_value(rows_BMD[:, -self._slots :]), keep=0)
         self._zero_forgotten()
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give each layer's keys and values (2, N, B, M, H), and how many of them each lane has."""
+        kept = {name: buffer.newest(self._slots).clone() for name, buffer in self._named_layers() if self._slots}
+        return {"length_B": self._length_B.clone(), **kept}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from where `state_dict` was taken, in place of all that was read here."""
+        config, names = self._model.config, [name for name, _ in self._named_layers()]
+        slots = state[names[0]].shape[3] if names[0] in state and state[names[0]].dim() == 5 else 0
+        if slots > self.mem_len:
+            raise ValueError(f"the state has {slots} keys a layer, and mem_len is {self.mem_len}")
+        shape = (2, config.n_head, self.batch_size, slots, config.d_head)
+        _check_shapes(state, {"length_B": (self.batch_size,)} | dict.fromkeys(names if slots else [], shape))
+        device = self._length_B.device
+        self._slots, self._length_B = slots, state["length_B"].to(device)
+        for name, buffer in self._named_layers():
+            buffer.clear()
+            if slots:
+                buffer.append(state[name].to(device), keep=0)
+
+    def _named_layers(self) -> list[tuple[str, KeyValueBuffer]]:
+        return [(f"layers.{number}", buffer) for number, buffer in enumerate(self._layers)]
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         model, segment_len = self._model, tokens_BT.shape[1]
@@ -216,6 +281,13 @@ class KeyValueStream(Stream):
             beyond_BM1 = beyond(self._length_B, slots=self._slots)
             for buffer in self._layers:
                 buffer.newest(self._slots).masked_fill_(beyond_BM1, 0)
+
+
+def _check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wanted = {name: tuple(shape) for name, shape in shapes.items()}
+    if found != wanted:
+        raise ValueError(f"the state holds {found}, and must hold {wanted}")
 
 
 def stream(

@@ -1,6 +1,6 @@
 """What all transformers with a memory of layer inputs have in common; how positions enter is each one's own.
 
-Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width.
+Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformer_xl.model.dropout import make_dropout
 from transformer_xl.model.flops import LayerProducts, step_flops
 from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
 from transformer_xl.model.initial import draw_weights
-from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
+from transformer_xl.model.interface import AttentionWeights, Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
 from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
 from transformer_xl.model.visibility import Visibility, visible_keys
@@ -200,6 +200,24 @@ class MemoryTransformer(LanguageModel):
         twin = copy.copy(self)
         twin._call_layer = call
         return twin
+
+    def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
+        """Give what each key weighs to each token; see `LanguageModel.attention_weights`.
+
+        Computed as the equation reads, beside the attention that the model runs: a tensor of all layers, heads,
+        queries and keys, which `with_layers_called_by` can avoid where a layer at a time is enough.
+
+        Raises:
+            ValueError: as in `forward`.
+        """
+        weights: list[Tensor] = []
+
+        def call(layer: Layer, **arguments: Any) -> Tensor:
+            weights.append(layer.attention_weights(**arguments))
+            return layer(**arguments)
+
+        after = self.with_layers_called_by(call)(tokens_BT, memory, resets_BT).memory
+        return AttentionWeights(torch.stack(weights), after)
 
     def check_context(self, *, segment_len: int, mem_len: int) -> None:
         """Refuse what the model cannot read.

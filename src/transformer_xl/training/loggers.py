@@ -9,6 +9,7 @@ import shlex
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -69,6 +70,15 @@ def open_wandb(
     if mode == "disabled":
         return Monitor(logger, "W&B: disabled")
     return Monitor(logger, f"W&B: offline ({reason}); {UPLOAD_WITH}{_upload_command(folder)}")
+
+
+def check_mode(config: WandbConfig) -> None:
+    """Refuse a mode that there is not, before any work.
+
+    Raises:
+        UserError: the environment's WANDB_MODE is none.
+    """
+    _mode(config)
 
 
 def _upload_command(folder: Path) -> str:
@@ -194,6 +204,17 @@ def log_picture(loggers: list[Any], *, key: str, step: int, path: Path, axis: st
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.log({key: wandb.Image(str(path)), axis: step})
+
+
+def log_table(
+    loggers: list[Any], *, key: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[object]], axis: str
+) -> None:
+    """Log a table to those loggers that take one."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            # a column may hold numbers and texts, as that of a limit which may be off
+            table = wandb.Table(columns=list(columns), data=list(map(list, rows)), allow_mixed_types=True)
+            logger.experiment.log({key: table, axis: step})
 
 
 def finish(exit_code: int) -> None:

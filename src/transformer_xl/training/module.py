@@ -22,6 +22,7 @@ from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
 from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
+from transformer_xl.training.memory_gain import MemoryGain
 from transformer_xl.training.metrics import TokenLoss
 from transformer_xl.training.nonfinite import SCALED_PRECISION, leave_out_update, prepare_to_leave_out
 from transformer_xl.training.optim import clip_by_norm
@@ -35,6 +36,7 @@ class LanguageModule(LightningModule):
         model: the network, which knows nothing of Lightning.
         gradient_norm: of the last optimizer step before clipping, on the device; None where it counted nothing.
         scores: the last `Score` of each evaluation stage.
+        memory_gain: what memory gave in the last validation, nats a token; None where that was not measured.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class LanguageModule(LightningModule):
         make_optimizer: Callable[[], torch.optim.Optimizer],
         schedule: Schedule,
         eval_config: EvalConfig,
+        memory_gain_tokens: int,
         seed: int,
         skips_nonfinite: bool,
         identity: dict[str, Any],
@@ -58,6 +61,7 @@ class LanguageModule(LightningModule):
             make_optimizer: called once the parameters are on their device.
             schedule: learning rate by optimizer step.
             eval_config: how validation and test read.
+            memory_gain_tokens: the most tokens of a validation that are read without memory too.
             seed: of dropout.
             skips_nonfinite: whether a step whose loss or gradient is not finite changes nothing and goes on with
                 empty memory in the lanes that such numbers have reached.
@@ -69,7 +73,9 @@ class LanguageModule(LightningModule):
         self.model = model
         self.val_metric = TokenLoss()
         self.test_metric = TokenLoss()
+        self._gain_metric = MemoryGain(eval_config, max_tokens=memory_gain_tokens)
         self.scores: dict[str, Score] = {}
+        self.memory_gain: float | None = None
         self.gradient_norm: Tensor | None = None
         self.identity = identity
         self.schedule = schedule
@@ -163,16 +169,24 @@ class LanguageModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation's session: weights have changed since."""
         self._start_evaluation(self.val_metric)
+        self._gain_metric.start()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Read one segment of the validation split."""
-        self._evaluation_step(batch, self.val_metric)
+        nll = self._evaluation_step(batch, self.val_metric)
+        if self._is_validation_of_training:
+            self._gain_metric.take(self.model, batch, nll, rank=self.global_rank, processes=self.trainer.world_size)
 
     def on_validation_epoch_end(self) -> None:
         """Compute the validation loss over all processes, and tell the schedule."""
         score = self._end_evaluation(names.VALIDATION, self.val_metric)
-        if not self.trainer.sanity_checking and self.trainer.state.fn == "fit":
+        self.memory_gain = self._gain_metric.gain()
+        if self._is_validation_of_training:
             self.schedule.validated(score.loss)
+
+    @property
+    def _is_validation_of_training(self) -> bool:
+        return not self.trainer.sanity_checking and self.trainer.state.fn == "fit"
 
     def on_test_epoch_start(self) -> None:
         """Forget the last evaluation's session: weights have changed since."""
@@ -190,7 +204,7 @@ class LanguageModule(LightningModule):
         metric.reset()
         self._eval_session = None
 
-    def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> None:
+    def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> Tensor:
         lengths = self._eval_config
         if self._eval_session is None:
             self._eval_session = stream(
@@ -200,7 +214,9 @@ class LanguageModule(LightningModule):
                 clamp_len=lengths.clamp_len,
                 same_length=lengths.same_length,
             )
-        metric.update(self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT), batch.targets_BT)
+        nll = self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
+        metric.update(nll, batch.targets_BT)
+        return nll
 
     def _end_evaluation(self, stage: str, metric: TokenLoss) -> Score:
         score = metric.score()

@@ -114,9 +114,12 @@ class Recorder(Callback):
         self._watch.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write the validation loss."""
+        """Write the validation loss, and what memory gave."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            self.record(trainer, trainer.global_step, self._scores(pl_module, names.VALIDATION, self._units["valid"]))
+            values = self._scores(pl_module, names.VALIDATION, self._units["valid"])
+            if pl_module.memory_gain is not None:
+                values[names.MEMORY_GAIN] = pl_module.memory_gain
+            self.record(trainer, trainer.global_step, values)
 
     def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the test loss."""

@@ -1,0 +1,1 @@
+"""What `evaluate.py` is made of: readings, processes, tables, pictures, pages."""

@@ -1,0 +1,95 @@
+"""The corpus on which a trained model is evaluated: its run's, or one that the command names."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from transformer_xl.commands.sources import Source
+from transformer_xl.corpus_checks import check_corpus
+from transformer_xl.data.corpus import open_corpus
+from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.recall import Recall
+from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
+from transformer_xl.data_config import AnyDataConfig, PublishedConfig, RecallConfig, StoredConfig
+from transformer_xl.errors import UserError
+from transformer_xl.model.interface import LanguageModel
+
+_SEED_WITHOUT_A_RUN = 1
+"""Of synthetic data: `conf/train.yaml`'s."""
+
+
+def data_of(source: Source, asked: AnyDataConfig | None) -> AnyDataConfig:
+    """Give the settings of the corpus.
+
+    Args:
+        source: of the model.
+        asked: what the command names; None: the run's own.
+
+    Raises:
+        UserError: nobody says which.
+    """
+    if asked is None and source.config is None:
+        raise UserError(f"run={source.path} comes from no run: say on which corpus, by data=CHOICE (see --help)")
+    data = source.config.data if asked is None and source.config is not None else asked
+    assert data is not None
+    problems = check_corpus(data) if isinstance(data, StoredConfig) else []
+    if problems:
+        raise UserError("; ".join(problems))
+    return replace(data, rebuild=False) if isinstance(data, StoredConfig) else data
+
+
+def open_corpus_of(source: Source, model: LanguageModel, data: AnyDataConfig, *, is_own: bool) -> Dataset:
+    """Open the corpus with the model's vocabulary, building its token files where they are not ready.
+
+    Args:
+        source: of the model.
+        model: whose vocabulary the text is read with.
+        data: settings of the corpus.
+        is_own: whether it is the run's own, whose token files are ready.
+
+    Raises:
+        UserError: the text cannot be read with this vocabulary, or has changed since.
+    """
+    if isinstance(data, RecallConfig):
+        seed = _SEED_WITHOUT_A_RUN if source.config is None else source.config.seed
+        opened: Dataset = Recall(config=data, seed=seed)
+    else:
+        given = None if model.vocabulary is None else _fitting(model.vocabulary, data)
+        if is_own and source.config is not None and source.config.init_from is None:
+            given = None  # the text's own: as in training
+        opened = open_corpus(data, announce=_tell, seed=1, vocabulary=given)
+    _check(source, model, opened, is_own=is_own)
+    return opened
+
+
+def _fitting(vocabulary: Vocabulary, data: AnyDataConfig) -> Vocabulary:
+    """Read the paper's corpora, which are split into words already, by their white space."""
+    if isinstance(data, PublishedConfig) and vocabulary.kind == "wikitext":
+        return WordVocabulary(vocabulary.symbols)  # type: ignore[attr-defined]
+    return vocabulary
+
+
+def _check(source: Source, model: LanguageModel, data: Dataset, *, is_own: bool) -> None:
+    theirs = data.vocabulary
+    if model.vocabulary is None:
+        if theirs.size != model.vocab_size:
+            raise UserError(
+                f"run={source.path} brings no vocabulary and has {model.vocab_size} symbols, but that of "
+                f"data={data.name} has {theirs.size}: put its vocabulary beside its weights"
+            )
+        _tell(f"note: {source.name} brings no vocabulary: its ids are taken for this text's")
+    elif model.vocabulary.hash() != theirs.hash() and _fitted_hash(model.vocabulary) != theirs.hash():
+        reason = "the text has changed since" if is_own else "choose a text that its vocabulary can say"
+        raise UserError(
+            f"run={source.path} was trained with a {model.vocabulary.kind} vocabulary of {model.vocab_size} symbols, "
+            f"and data={data.name} has a {theirs.kind} vocabulary of {theirs.size}: {reason}"
+        )
+
+
+def _fitted_hash(vocabulary: Vocabulary) -> str | None:
+    return WordVocabulary(vocabulary.symbols).hash() if vocabulary.kind == "wikitext" else None  # type: ignore[attr-defined]
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

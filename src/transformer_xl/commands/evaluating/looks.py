@@ -1,0 +1,210 @@
+"""What an evaluation looks at besides scores: attention, reach, the text itself, and how much context is of use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from transformer_xl.commands.evaluating.looking_pictures import draw_attention, draw_reach
+from transformer_xl.commands.evaluating.readings import Reading
+from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context, print_relative_context
+from transformer_xl.commands.evaluating.shares import Opened, Subject
+from transformer_xl.commands.evaluating.token_page import TokenPage
+from transformer_xl.errors import UserError
+from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
+from transformer_xl.inference.context_losses import lanes_for, losses_by_context
+from transformer_xl.inference.evaluation import read_split
+from transformer_xl.inference.looking import attention_by_distance
+from transformer_xl.inference.reach import reach as measured_reach
+from transformer_xl.inference.relative_context import check_contexts
+from transformer_xl.inference.relative_context import relative_context as compared_contexts
+from transformer_xl.inference_config import ReadingConfig
+
+_SHORT = 12
+"""Layers whose numbers are printed in full."""
+
+
+class FoundOut(NamedTuple):
+    """What a look gave: plain containers for `evaluation.json`, and lines for people."""
+
+    record: Any
+    words: Sequence[str]
+
+
+def numbers_of(losses: LossByPosition | LossByDistance) -> dict[str, list[Any]]:
+    """Give mean losses and counts as plain containers; None where there is nothing to average."""
+    means = [value if math.isfinite(value) else None for value in losses.means.tolist()]
+    counts: list[int] = losses.counts.tolist()
+    if isinstance(losses, LossByPosition):
+        return {"loss": means, "predictions": counts}
+    return {"tokens_read": losses.shortest.tolist(), "loss": means, "predictions": counts}
+
+
+def attention(
+    opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, folder: Path, title: str
+) -> tuple[Path, FoundOut]:
+    """Measure and draw attention's weight by distance.
+
+    Raises:
+        UserError: the model has no attention.
+    """
+    lengths = way.lengths
+    result = attention_by_distance(
+        opened.placed.model,
+        opened.data.lanes(split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True),
+        lengths=lengths,
+        lanes=range(lengths.batch_size),
+        max_tokens=asked.attention_tokens,
+        autocast=opened.placed.autocast,
+    )
+    path = folder / "attention.png"
+    draw_attention(result, path, title=title)
+    shares = result.memory_share.mean(axis=1).tolist()
+    words = f"Attention's share on memory, first layer to last: {_few(f'{share:.0%}' for share in shares)}"
+    found = {
+        "weight_by_distance": np.round(result.weight, 9).tolist(),
+        "share_seen": result.seen.tolist(),
+        "memory_share": result.memory_share.tolist(),
+        "predictions": result.predictions,
+    }
+    return path, FoundOut(found, [words])
+
+
+def reach(opened: Opened, way: Reading, *, folder: Path, title: str) -> tuple[Path, FoundOut]:
+    """Measure and draw how far back outputs depend on the text.
+
+    Raises:
+        UserError: the model has no attention.
+    """
+    lengths = way.lengths
+    result = measured_reach(
+        opened.placed.model,
+        segment_len=lengths.segment_len,
+        mem_len=lengths.mem_len if lengths.stride is None else 0,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+    )
+    path = folder / "reach.png"
+    draw_reach(result, path, title=title)
+    words = f"Outputs depend on tokens so far back, first layer to last: {_few(f'{far:,}' for far in result.distances)}"
+    return path, FoundOut(list(result.distances), [words])
+
+
+def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, folder: Path, title: str) -> Path:
+    """Write the page of the text, coloured by what each token cost: the beginning of the split, in one lane."""
+    lengths = way.lengths
+    path = folder / "text.html"
+    source = opened.data.lanes(split, batch_size=1, segment_len=lengths.segment_len, evaluation=True)
+    notes = [f"segment {lengths.segment_len}, memory {lengths.mem_len}, one lane, {opened.placed.precision}"]
+    with TokenPage(path, opened.data.vocabulary, title=title, notes=notes, max_tokens=asked.html_tokens) as written:
+        read_split(
+            opened.placed.model,
+            source,
+            lengths=replace(lengths, batch_size=1),
+            lanes=range(1),
+            take=written.take,
+            max_tokens=asked.html_tokens,
+            autocast=opened.placed.autocast,
+        )
+    return path
+
+
+def check_relative_context(asked: ReadingConfig, *, models: int) -> None:
+    """Refuse, before anything is read, what cannot be compared.
+
+    Raises:
+        UserError: naming the settings.
+    """
+    if models < 2:
+        raise UserError(
+            "eval.relative_context is true, and compares several models: give them as 'run=[A,B]' or by a glob"
+        )
+    check_contexts(
+        lengths=asked.relative_context_lengths,
+        shares=asked.relative_context_shares,
+        threshold=asked.relative_context_threshold,
+        max_tokens=asked.relative_context_tokens,
+    )
+
+
+def relative_context(
+    subjects: Sequence[Subject],
+    asked: ReadingConfig,
+    *,
+    split: str,
+    folder: Path,
+    title: str,
+    console: Console,
+    tell: Callable[[str], None],
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Measure, print and draw how much context is of use to each of several models, on the same tokens.
+
+    Raises:
+        UserError: they do not read the same tokens, or the split is too short.
+    """
+    lengths = asked.relative_context_lengths
+    losses, names, seen = [], [], set()
+    for subject in subjects:
+        opened = subject.opened()
+        seen.add((opened.data.fingerprint.sha256, opened.data.vocabulary.hash()))
+        if len(seen) > 1:
+            raise UserError(
+                "eval.relative_context compares losses of the same tokens, and these models read different texts or "
+                "vocabularies"
+            )
+        predictions = opened.data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
+        lanes = lanes_for(predictions, longest=max(lengths))
+        name = subject.source.name
+        losses.append(
+            losses_by_context(
+                opened.placed.model,
+                opened.data.lanes(split, batch_size=lanes, segment_len=1, evaluation=True),
+                lengths=lengths,
+                max_tokens=asked.relative_context_tokens,
+                clamp_len=opened.placed.model.clamp_len,
+                autocast=opened.placed.autocast,
+                progress=lambda read, total, name=name: tell(  # type: ignore[misc]
+                    f"{name}, relative context: {read:,} of {total:,} tokens"
+                ),
+            )
+        )
+        names.append(name)
+    results = compared_contexts(
+        np.stack(losses),
+        names=names,
+        lengths=lengths,
+        shares=asked.relative_context_shares,
+        threshold=asked.relative_context_threshold,
+    )
+    path = draw_relative_context(
+        results, folder / "relative_context.png", threshold=asked.relative_context_threshold, title=title
+    )
+    tokens = losses[0].shape[-1]
+    print_relative_context(console, results, threshold=asked.relative_context_threshold, tokens=tokens)
+    record = [
+        {
+            "name": result.name,
+            "lengths": list(result.lengths),
+            "losses": list(result.losses),
+            "shares": [
+                {"share": one.share, "gains": list(one.gains), "length": one.length, "is_least": one.is_least}
+                for one in result.shares
+            ],
+        }
+        for result in results
+    ]
+    return path, record
+
+
+def _few(words: Iterable[str]) -> str:
+    listed = list(words)
+    if len(listed) <= _SHORT:
+        return ", ".join(listed)
+    half = _SHORT // 2
+    return ", ".join([*listed[:half], "...", *listed[-half:]])

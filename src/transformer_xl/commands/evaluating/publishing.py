@@ -1,0 +1,116 @@
+"""Results of an evaluation go into the W&B run of the model's own training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer_xl import build_trainer
+from transformer_xl.commands.run_identity import RunIdentity, read_identity
+from transformer_xl.commands.run_lock import refuse_if_in_use
+from transformer_xl.commands.sources import Source
+from transformer_xl.commands.summary import exit_code_at_end, step_at_end
+from transformer_xl.config import Config, WandbConfig
+from transformer_xl.errors import UserError
+from transformer_xl.training import loggers as monitors
+from transformer_xl.training import names
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedTable:
+    """A table: names of columns, and rows of numbers, texts and None."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched:
+    """A run that W&B knows."""
+
+    config: Config
+    logger: WandbConfig
+    identity: RunIdentity
+
+
+def check_can_publish(source: Source) -> None:
+    """Refuse, before anything is evaluated, a model whose results have no W&B run to go to.
+
+    Raises:
+        UserError: it comes from no run, or from one without W&B, or that run is being trained now.
+    """
+    watched = _watched(source)
+    monitors.check_mode(watched.logger)
+    refuse_if_in_use(source.folder)  # two processes would write to one W&B run
+
+
+def publish(
+    source: Source,
+    *,
+    scalars: Mapping[str, float],
+    tables: Mapping[str, PublishedTable],
+    pictures: Mapping[str, Path],
+) -> str:
+    """Put results into the run's W&B run, at its last step, under `evaluation/`.
+
+    The run is opened again by its id, with its own settings; offline where it cannot be reached. It ends with the exit
+    code with which it had ended.
+
+    Args:
+        source: of the model; see `check_can_publish`.
+        scalars: name -> value.
+        tables: name -> table.
+        pictures: name -> file.
+
+    Returns:
+        The line that says where to look, or how to upload.
+    """
+    watched = _watched(source)
+    settings, parent = dataclasses.asdict(watched.config), watched.identity.parent
+    monitor = monitors.open_wandb(
+        watched.logger,
+        folder=source.folder.absolute(),
+        name=watched.config.name or source.folder.absolute().name,
+        run_id=watched.identity.run_id,
+        settings=settings if parent is None else {**settings, "parent": dict(parent)},
+    )
+    loggers, step = [monitor.logger], step_at_end(source.folder)
+    try:
+        if scalars:
+            monitor.logger.log_metrics({_key(name): value for name, value in scalars.items()}, step=step)
+        for name, table in tables.items():
+            monitors.log_table(
+                loggers, key=_key(name), step=step, columns=table.columns, rows=table.rows, axis=names.STEP_AXIS
+            )
+        for name, path in pictures.items():
+            monitors.log_picture(loggers, key=_key(name), step=step, path=path, axis=names.STEP_AXIS)
+    finally:
+        monitors.finish(exit_code_at_end(source.folder))
+    return monitor.where
+
+
+def _key(name: str) -> str:
+    return f"{names.EVALUATION}/{name}"
+
+
+def _watched(source: Source) -> _Watched:
+    config = source.config
+    if config is None:
+        raise UserError(
+            f"wandb is true, and {source.path} comes from no run whose W&B run could take results: leave wandb=true "
+            "out, or give a run folder"
+        )
+    if not isinstance(config.logger, WandbConfig) or not build_trainer.wants_logger(config):
+        raise UserError(
+            f"wandb is true, and the run {source.folder} was trained without W&B (logger={config.logger.kind}): leave "
+            "wandb=true out"
+        )
+    identity = read_identity(source.folder)
+    if identity is None:
+        raise UserError(
+            f"wandb is true, and the run {source.folder} has no run.json that says which W&B run is its own: put it "
+            "back, or leave wandb=true out"
+        )
+    return _Watched(config=config, logger=config.logger, identity=identity)

@@ -1,0 +1,215 @@
+"""Reading a split with several processes, each some of its lanes; sums are added up, so that the score is the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+
+from transformer_xl.commands.evaluating.corpus import open_corpus_of
+from transformer_xl.commands.sources import Source
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.batch import Batch
+from transformer_xl.data.lanes import Dataset, split_evenly
+from transformer_xl.data_config import AnyDataConfig
+from transformer_xl.errors import UserError
+from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
+from transformer_xl.inference.evaluation import read_split
+from transformer_xl.placement import Placed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is evaluated; another process can open it from this alone.
+
+    Attributes:
+        source: of the model.
+        data: settings of its corpus.
+        is_own: whether that is the run's own.
+        device: of torch, or `auto`.
+        precision: as Lightning names it, or `own`.
+    """
+
+    source: Source
+    data: AnyDataConfig
+    is_own: bool
+    device: str
+    precision: str
+
+    def opened(self) -> Opened:
+        """Load the model and open the corpus."""
+        placed = self.source.placed(device=self.device, precision=self.precision)
+        return Opened(placed, open_corpus_of(self.source, placed.model, self.data, is_own=self.is_own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one process found: sums over its lanes.
+
+    Attributes:
+        nll_sum: nats.
+        tokens: predictions of ALL lanes.
+        by_position: losses by the place in the segment.
+        by_distance: losses by the distance from the document's beginning.
+    """
+
+    nll_sum: float
+    tokens: int
+    by_position: LossByPosition
+    by_distance: LossByDistance
+
+    def __add__(self, other: Share) -> Share:
+        """Put two shares together."""
+        assert self.tokens == other.tokens, "all read the same segments"
+        return Share(
+            nll_sum=self.nll_sum + other.nll_sum,
+            tokens=self.tokens,
+            by_position=self.by_position + other.by_position,
+            by_distance=self.by_distance + other.by_distance,
+        )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model where it runs, and its corpus."""
+
+    placed: Placed
+    data: Dataset
+
+
+Progress = Callable[[int, Callable[[], float]], None]
+"""Told after each segment how many predictions of all lanes were read; gives what computes the mean loss so far."""
+
+
+class Readers:
+    """This process, which reads the first share, and the others.
+
+    Attributes:
+        processes: how many read.
+    """
+
+    def __init__(self, pool: Executor | None, *, processes: int) -> None:
+        self.processes = processes
+        self._pool = pool
+
+    def read(
+        self,
+        subject: Subject,
+        opened: Opened,
+        *,
+        split: str,
+        lengths: EvalConfig,
+        max_tokens: int | None,
+        progress: Progress,
+    ) -> Share:
+        """Read a split, each process some of its lanes.
+
+        Raises:
+            UserError: the split is too short, or there are more processes than lanes.
+        """
+        if self.processes > lengths.batch_size:
+            raise UserError(
+                f"eval.processes is {self.processes}, and must be at most eval.batch_size {lengths.batch_size}: each "
+                "reads lanes of its own"
+            )
+        first, *others = split_evenly(lengths.batch_size, self.processes)
+        assert self._pool is not None or not others
+        asked = [
+            self._pool.submit(_read_elsewhere, _on_device(subject, number), split, lengths, lanes, max_tokens)
+            for number, lanes in enumerate(others, start=1)
+            if self._pool is not None
+        ]
+        own = read_share(opened, split=split, lengths=lengths, lanes=first, max_tokens=max_tokens, progress=progress)
+        return reduce(Share.__add__, [own, *(future.result() for future in asked)])
+
+
+@contextmanager
+def readers(processes: int) -> Iterator[Readers]:
+    """Start processes, which share this one's cores, and end them."""
+    if processes == 1:
+        yield Readers(None, processes=1)
+        return
+    threads = torch.get_num_threads()
+    each = max(1, threads // processes)
+    torch.set_num_threads(each)
+    pool = ProcessPoolExecutor(
+        processes - 1, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(each, os.getpid())
+    )
+    try:
+        yield Readers(pool, processes=processes)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def read_share(
+    opened: Opened,
+    *,
+    split: str,
+    lengths: EvalConfig,
+    lanes: range,
+    max_tokens: int | None,
+    progress: Progress | None,
+) -> Share:
+    """Read some lanes of a split here."""
+    model, autocast, _ = opened.placed
+    lanes_of_split = opened.data.lanes(
+        split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
+    )
+    sums: list[torch.Tensor] = [torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)]
+    by_position, by_distance = LossByPosition(lengths.segment_len), LossByDistance(len(lanes), stride=lengths.stride)
+    read = 0
+
+    def take(batch: Batch, nll: torch.Tensor) -> None:
+        nonlocal read
+        sums[0] += nll.sum(dtype=torch.float64)
+        by_position.take(batch, nll)
+        by_distance.take(batch, nll)
+        read += batch.counted
+        if progress is not None:
+            progress(read, lambda: float(sums[0]) * lengths.batch_size / (len(lanes) * max(read, 1)))
+
+    tokens = read_split(
+        model,
+        lanes_of_split,
+        lengths=lengths,
+        lanes=lanes,
+        take=take,
+        max_tokens=max_tokens,
+        autocast=autocast,
+    )
+    return Share(nll_sum=float(sums[0]), tokens=tokens, by_position=by_position, by_distance=by_distance)
+
+
+def _begin(threads: int, parent: int) -> None:
+    torch.set_num_threads(threads)
+    assert parent == os.getppid()
+
+
+_kept: dict[str, tuple[Subject, Opened]] = {}
+"""What a process that reads for another has opened, for the next reading of the same."""
+
+
+def _opened(subject: Subject) -> Opened:
+    if "newest" not in _kept or _kept["newest"][0] != subject:
+        _kept.clear()
+        _kept["newest"] = subject, subject.opened()
+    return _kept["newest"][1]
+
+
+def _read_elsewhere(subject: Subject, split: str, lengths: EvalConfig, lanes: range, max_tokens: int | None) -> Share:
+    return read_share(_opened(subject), split=split, lengths=lengths, lanes=lanes, max_tokens=max_tokens, progress=None)
+
+
+def _on_device(subject: Subject, number: int) -> Subject:
+    """Give each process a GPU of its own where there are several."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if subject.device not in ("auto", "cuda") or count < 2:
+        return subject
+    return replace(subject, device=f"cuda:{number % count}")

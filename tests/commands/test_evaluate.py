@@ -1,0 +1,156 @@
+"""`evaluate.py` through its command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transformer_xl as txl
+from tests.conftest import Outcome, tiny_overrides
+from transformer_xl.commands import command_line
+from transformer_xl.commands.evaluate import evaluate
+from transformer_xl.commands.train import train
+from transformer_xl.interop.native import save_model
+
+
+@pytest.fixture(scope="module")
+def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run whose validation read the whole split."""
+    place = tmp_path_factory.mktemp("evaluated")
+    arguments = [*tiny_overrides(text_file, place), "trainer.limit_val_batches=1.0", f"hydra.run.dir={place / 'run'}"]
+    assert command_line.run("train", train, arguments) == 0
+    return Outcome(place / "run", 0, "", "")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str) -> int:
+    return command_line.run("evaluate", evaluate, list(arguments))
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """What the last command measured."""
+    results: list[dict[str, Any]] = json.loads((folder / "evaluation.json").read_text())["evaluations"][-1]["results"]
+    return results
+
+
+def test_equal_settings_give_trainings_own_validation_number_to_the_last_digit(run: Outcome) -> None:
+    assert call(f"run={run.folder}", "split=valid") == 0
+    (result,) = results_of(run.folder)
+    assert result["loss"] == run.summary["metrics"]["valid"]["loss"] == min(run.values("val/loss").values())
+    wanted = run.summary["metrics"]["valid"]
+    assert {name: result[name] for name in wanted} == wanted  # split, checkpoint, lengths and tokens stand beside it
+    assert result["precision"] == "32-true"
+
+
+def test_lists_give_a_row_for_each_value_and_pictures(run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(f"run={run.folder}", "eval.mem_len=[0,7,14]", "eval.max_tokens=200", "checkpoint=last") == 0
+    results = results_of(run.folder)
+    assert [result["mem_len"] for result in results] == [0, 7, 14]
+    assert all(result["checkpoint"] == "last" and result["split"] == "test" for result in results)
+    for result in results:
+        by_position = result["loss_by_position"]
+        assert sum(by_position["predictions"]) == sum(result["loss_by_distance"]["predictions"]) == result["tokens"]
+        total = sum(loss * count for loss, count in zip(*by_position.values(), strict=True))
+        assert total / result["tokens"] == pytest.approx(result["loss"], rel=1e-6)
+    out = capsys.readouterr().out
+    assert [line.split("│")[1].strip() for line in out.splitlines() if "│ memory" in line] == [
+        "memory 0",
+        "memory 7",
+        "memory 14",
+    ]
+    for name in ("score_by_memory", "loss_by_position", "loss_by_distance"):
+        assert (run.folder / "evaluation" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_an_evaluation_adds_to_the_record(run: Outcome) -> None:
+    assert call(f"run={run.folder}", "eval.max_tokens=20") == 0
+    before = json.loads((run.folder / "evaluation.json").read_text())["evaluations"]
+    assert call(f"run={run.folder}", "eval.max_tokens=40") == 0
+    after = json.loads((run.folder / "evaluation.json").read_text())["evaluations"]
+    assert after[:-1] == before
+    assert f"run={run.folder}" in after[-1]["command"]
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_number(run: Outcome) -> None:
+    assert call(f"run={run.folder}", "eval.mem_len=[0,7]") == 0
+    alone = results_of(run.folder)
+    assert call(f"run={run.folder}", "eval.mem_len=[0,7]", "eval.processes=3") == 0
+    for one, shared in zip(alone, results_of(run.folder), strict=True):
+        assert shared["loss"] == pytest.approx(one["loss"], abs=1e-9)
+        assert shared["tokens"] == one["tokens"]
+        assert shared["loss_by_position"]["predictions"] == one["loss_by_position"]["predictions"]
+
+
+def test_a_model_without_a_run_reads_the_corpus_that_the_command_names(run: Outcome, text_file: Path) -> None:
+    save_model(txl.load_model(run.folder), "exported")
+    data = ["data=text", f"data.path={text_file}", f"data.cache_dir={run.folder.parent / 'corpora'}"]
+    lengths = ["eval.batch_size=4", "eval.segment_len=5", "eval.mem_len=7"]
+    assert call("run=exported", "split=valid", *data, *lengths) == 0
+    (result,) = results_of(Path("outputs", "exported"))
+    assert result["loss"] == pytest.approx(run.summary["metrics"]["valid"]["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_several_models_stand_in_one_table(run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    last = run.folder / "checkpoints" / "last.ckpt"
+    assert call(f"run=[{run.folder},{last}]", "eval.max_tokens=40") == 0
+    out = capsys.readouterr().out
+    assert "│ run" in out
+    assert "│ last.ckpt" in out
+    (folder,) = Path("outputs").glob("evaluation-*")
+    assert {path.name for path in folder.iterdir()} == {
+        "comparison.png",
+        "evaluation.json",
+        "loss_by_distance.png",
+        "loss_by_position.png",
+    }
+    assert [result["model"] for result in results_of(folder)] == [str(run.folder), str(last)]
+
+
+@pytest.mark.slow
+def test_looks_are_written_beside_the_scores(run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    looks = ["eval.attention=true", "eval.attention_tokens=50", "eval.reach=true", "eval.html=true"]
+    settings = ["eval.same_length=true", "eval.max_tokens=40", "eval.html_tokens=60"]
+    assert call(f"run={run.folder}", *settings, *looks) == 0
+    (result,) = results_of(run.folder)
+    assert result["reach"] == [6, 12]  # l (M - 1)
+    for layer in result["attention"]["weight_by_distance"]:
+        assert all(math.isclose(sum(head), 1, abs_tol=1e-5) for head in layer)
+    assert "first layer to last: 6, 12" in capsys.readouterr().out
+    assert {path.name for path in (run.folder / "evaluation").iterdir()} >= {"attention.png", "reach.png", "text.html"}
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "nothing there": (lambda run: ["run=nowhere"], "nowhere"),
+    "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
+    "negative memory": (lambda run: [f"run={run}", "eval.mem_len=-1"], "eval.mem_len is -1"),
+    "too many processes": (lambda run: [f"run={run}", "eval.processes=5"], "eval.batch_size 4"),
+    "no such setting": (lambda run: [f"run={run}", "eval.memlen=1"], "eval.mem_len"),
+    "one model for RECL": (lambda run: [f"run={run}", "eval.relative_context=true"], "run=[A,B]"),
+    "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),
+    "a sweep": (lambda run: ["-m", f"run={run}"], "--multirun"),
+    "no corpus": (lambda run: [f"run={run / 'exported'}"], "data="),
+    "a device": (lambda run: [f"run={run}", "device=tpu7"], "device"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_in_one_sentence(mistake: str, run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, named = MISTAKES[mistake]
+    if mistake == "no corpus":
+        save_model(txl.load_model(run.folder), run.folder / "exported")
+    assert call(*arguments(run.folder)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert named in error

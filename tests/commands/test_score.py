@@ -1,0 +1,332 @@
+"""`score.py` as its users call it: files and pipes in, tables and JSON lines out."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transformer_xl as txl
+from tests.conftest import REPOSITORY
+from tests.model.kinds import config_of
+from transformer_xl.commands import command_line
+from transformer_xl.commands.score import check, score
+from transformer_xl.data.tokenizer import ByteVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.errors import UserError
+from transformer_xl.inference.text_ids import TextEncoder
+from transformer_xl.inference_config import ContextConfig, ScoreConfig
+from transformer_xl.model.registry import make_model
+
+WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
+ENDS = ByteVocabulary(end_of_document=True)
+
+
+def saved_model(folder: Path, vocabulary: Vocabulary | None, *, seed: int = 1, vocab_size: int = 20) -> Path:
+    torch.manual_seed(seed)
+    model = make_model(
+        config_of("transformer_xl", init_std=0.3, same_length=True),
+        vocab_size=vocab_size if vocabulary is None else vocabulary.size,
+    )
+    model.vocabulary = vocabulary
+    txl.save_model(model.eval(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "bytes", ENDS)
+
+
+@pytest.fixture(scope="module")
+def word_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("models") / "words", WORDS)
+
+
+class Answer:
+    """What a command printed."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status = status
+        self.out = out
+        self.err = err
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line, parse_constant=pytest.fail) for line in self.out.splitlines()]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        header, *rows = [line.split("\t") for line in self.out.splitlines()]
+        assert header == ["text", "nats", "bits_per_byte", "ppl", "tokens"]
+        return rows
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Give a function that runs the command in this process."""
+
+    def run(model: Path, *arguments: str) -> Answer:
+        status = command_line.run("score", score, [f"run={model}", "device=cpu", *arguments])
+        return Answer(status, *capsys.readouterr())
+
+    return run
+
+
+def texts_in(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return f"texts={path}"
+
+
+def test_each_line_is_scored_alone_whatever_their_order(byte_model: Path, tmp_path: Path, call: Call) -> None:
+    lines = [b"the cat", b"", b"a", "d\u00e9j\u00e0 vu = 'x, y'".encode(), b"the cat sat on the mat"]
+    found = call(byte_model, texts_in(tmp_path / "a, b.txt", b"\n".join(lines)))
+    assert found.status == 0, found.err
+    assert [row[0] for row in found.rows] == ["1", "2", "3", "4", "5"]
+    assert [int(row[4]) for row in found.rows] == [len(line) for line in lines]
+    assert found.rows[1] == ["2", "", "", "", "0"]
+    model = txl.load_model(byte_model)
+    for line, row in zip(lines, found.rows, strict=True):
+        if line:
+            tokens = torch.tensor([[ENDS.end_of_document, *line]])
+            nats = float(txl.stream(model, batch_size=1).nll(tokens[:, :-1], tokens[:, 1:]).sum())
+            assert [float(value) for value in row[1:4]] == pytest.approx(
+                [nats, nats / math.log(2) / len(line), math.exp(nats / len(line))], rel=1e-5
+            )
+    turned = call(byte_model, texts_in(tmp_path / "turned", b"\n".join(lines[::-1]) + b"\n"))
+    assert [row[1:] for row in turned.rows[::-1]] == [row[1:] for row in found.rows]
+    assert "begin after <eod>" in found.err
+    assert "5 texts, " in found.err
+    for setting in ("context none", "segment_len 128", "mem_len 7", "same_length true", "precision 32-true"):
+        assert setting in found.err
+
+
+def test_tokens_and_texts_as_json(word_model: Path, tmp_path: Path, call: Call) -> None:
+    file = texts_in(tmp_path / "texts", b"the cat\n\nthe dog sat\n")
+    texts = call(word_model, file, "format=jsonl", "unit=document").objects
+    assert [sorted(text) for text in texts] == [["bits_per_byte", "nats", "ppl", "text", "tokens"]] * 2
+    assert [text["tokens"] for text in texts] == [3, 4]
+    tokens = call(word_model, file, "unit=document", "tokens=true").objects
+    assert [(token["text"], token["position"], token["token"], token["id"]) for token in tokens] == [
+        *((1, place, WORDS.symbols[number], number) for place, number in enumerate([2, 3, 0])),
+        *((2, place, WORDS.symbols[number], number) for place, number in enumerate([2, 1, 4, 0])),
+    ]
+    assert sum(token["nats"] for token in tokens if token["text"] == 2) == pytest.approx(texts[1]["nats"], rel=1e-9)
+    empty = call(word_model, texts_in(tmp_path / "texts", b"\n"), "format=jsonl")
+    assert empty.objects == [{"text": 1, "nats": None, "bits_per_byte": None, "ppl": None, "tokens": 0}]
+    assert "1 text, 0 tokens; " in empty.err
+
+
+def test_lines_that_read_on_cost_what_their_text_costs(byte_model: Path, tmp_path: Path, call: Call) -> None:
+    text = b"the cat\nsat on\n\nthe mat\n" * 3
+    file = texts_in(tmp_path / "texts", text)
+    lines = call(byte_model, file, "format=jsonl", "context=carry").objects
+    assert sum(line["tokens"] for line in lines) == len(text)
+    tokens = torch.tensor([[ENDS.end_of_document, *text]])
+    session = txl.stream(txl.load_model(byte_model), batch_size=1)
+    expected = float(session.nll(tokens[:, :-1], tokens[:, 1:]).sum())
+    assert sum(line["nats"] for line in lines) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_session_goes_on_where_the_last_command_ended(byte_model: Path, tmp_path: Path, call: Call) -> None:
+    first, second = b"the cat\nsat\n", b"on the mat\nand\nwent\n"
+    both = call(byte_model, texts_in(tmp_path / "both", first + second), "format=jsonl", "context=carry")
+    state = f"state={tmp_path / 'a session, saved'}"
+    parts = [
+        call(byte_model, texts_in(tmp_path / "part", part), "format=jsonl", "context=carry", state)
+        for part in (first, second)
+    ]
+    found = [text["nats"] for part in parts for text in part.objects]
+    assert found == pytest.approx([text["nats"] for text in both.objects], rel=1e-6)
+    kept = (tmp_path / "a session, saved").read_bytes()
+    other = saved_model(tmp_path / "other", ENDS, seed=2)
+    for model, changes, words in [
+        (byte_model, ["memory.mem_len=5"], "was left with memory.mem_len=7, and this command reads with memory.mem_le"),
+        (byte_model, ["precision=bf16-mixed"], "was left with precision=32-true, and this command reads with precisio"),
+        (other, [], "was left by a model of other weights"),
+    ]:
+        refused = call(model, f"texts={tmp_path / 'part'}", "context=carry", state, *changes)
+        assert (refused.status, refused.out) == (2, "")
+        assert words in refused.err
+    broken = call(byte_model, texts_in(tmp_path / "part", b"ab\nab"), "context=carry", state, "precision=64-tru")
+    assert broken.status == 2
+    assert (tmp_path / "a session, saved").read_bytes() == kept
+    (tmp_path / "a session, saved").write_bytes(kept[:-9])
+    damaged = call(byte_model, f"texts={tmp_path / 'part'}", "context=carry", state)
+    assert damaged.status == 2
+    assert "is damaged" in damaged.err
+
+
+CONFIG = ScoreConfig(
+    run="no/model",
+    checkpoint="best",
+    device="cpu",
+    precision="own",
+    texts="-",
+    unit="line",
+    context="none",
+    state=None,
+    tokens=False,
+    format="table",
+    segment_len="own",
+    memory=ContextConfig(mem_len="own", clamp_len="own", same_length="own"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"segment_len": 0}, "segment_len is 0, and must be at least 1"),
+        ({"memory": ContextConfig(mem_len=-1, clamp_len=None, same_length="own")}, "memory.mem_len is -1, and must be"),
+        ({"memory": ContextConfig(mem_len=9, clamp_len=-2, same_length="own")}, "memory.clamp_len is -2, and must be"),
+        ({"memory": ContextConfig(mem_len=0, clamp_len=None, same_length=True)}, "memory.same_length is true with"),
+        ({"state": "some"}, "state is some with context none, where no text reads on: it needs context=carry"),
+        ({"state": "/dev/null/some", "context": "carry"}, "state=/dev/null/some must be a file in a folder that exi"),
+        ({"texts": "none, here"}, "texts=none, here names no file"),
+        ({"texts": "."}, "texts=. is a folder"),
+        ({"tokens": True}, "format is table with tokens=true"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(changes: dict[str, Any], words: str) -> None:
+    check(CONFIG, given=["format"])
+    with pytest.raises(UserError, match=re.escape(words)):
+        check(dataclasses.replace(CONFIG, **changes), given=["format"])
+
+
+def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
+    refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "state=x", "format=table", "tokens=true")
+    assert refused.status == 2
+    assert refused.err.startswith("error: segment_len is 0, and must be at least 1; format is table")
+    assert (
+        "; texts=no, file names no file, and must name one, or be - for standard input; state is x with" in refused.err
+    )
+    assert refused.err.count("\n") == 1
+
+
+def test_what_cannot_be_read_is_named_and_what_was_printed_stays(word_model: Path, tmp_path: Path, call: Call) -> None:
+    file = texts_in(tmp_path / "texts", b"the cat\nthe \xff cat\nthe\n")
+    state = tmp_path / "state"
+    broken = call(word_model, file, "context=carry", f"state={state}")
+    assert broken.status == 2
+    assert [row[0] for row in broken.rows] == ["1"]
+    assert f"error: {file}, line 2 holds the byte 0xff where UTF-8 has none like it" in broken.err
+    assert not state.exists()
+
+
+def test_a_model_without_a_vocabulary_takes_ids(tmp_path: Path, call: Call) -> None:
+    file = texts_in(tmp_path / "texts", b"12 7 9\n\n5\n")
+    found = [
+        call(saved_model(tmp_path / name, vocabulary), file).rows
+        for name, vocabulary in (("none", None), ("symbols", SymbolVocabulary(20)))
+    ]
+    assert found[0] == found[1]
+    assert [(row[2], row[4]) for row in found[0]] == [("", "2"), ("", "0"), ("", "0")]
+    refused = call(tmp_path / "none", texts_in(tmp_path / "texts", b"words"))
+    assert refused.status == 2
+    assert "line 1: the text holds 'words'" in refused.err
+    assert "the model has no vocabulary, so that texts must be token ids" in refused.err
+
+
+def test_a_line_is_answered_before_the_next_is_there(
+    byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reads, writes), (hears, says) = os.pipe(), os.pipe()
+    answers: list[bytes] = []
+
+    def talk() -> None:
+        try:
+            for line in (b"the cat\n", b"sat\n"):
+                os.write(writes, line)
+                assert select.select([hears], [], [], 60)[0]
+                answers.append(os.read(hears, 999))
+            os.write(writes, b"on")
+        finally:
+            os.close(writes)
+
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reads))
+    monkeypatch.setattr(sys, "stdout", os.fdopen(says, "w"))
+    talker = threading.Thread(target=talk)
+    talker.start()
+    assert call(byte_model, "texts=-", "format=jsonl").status == 0
+    talker.join()
+    assert [json.loads(answer)["tokens"] for answer in answers] == [7, 3]
+    assert json.loads(os.read(hears, 999))["tokens"] == 2
+    sys.stdout.close()
+    os.close(hears)
+
+
+def test_a_reader_that_goes_away_ends_the_command_silently(
+    byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hears, says = os.pipe()
+    os.close(hears)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(says, "w"))
+    found = call(byte_model, texts_in(tmp_path / "texts", b"a\nb\n"))
+    assert found.status == 0
+    assert "Traceback" not in found.err
+    assert "score" not in found.err
+    sys.stdout.close()
+
+
+class Waiting(io.BytesIO):
+    """Gives a line; when another is asked for, this process is asked to end."""
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        data = super().read1(size)
+        if not data:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return data or b"sat\n"
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_signal_ends_after_the_text_and_saves_the_session(
+    byte_model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
+) -> None:
+    carry = ["format=jsonl", "context=carry"]
+    expected = call(byte_model, texts_in(tmp_path / "texts", b"the cat\nsat\n"), *carry)
+    with monkeypatch.context() as changes:
+        if is_waiting:
+            changes.setattr(sys, "stdin", io.TextIOWrapper(Waiting(b"the cat\n")))
+        else:
+            encode = TextEncoder.encode
+            kill = signal.SIGTERM
+            changes.setattr(TextEncoder, "encode", lambda *given: (os.kill(os.getpid(), kill), encode(*given))[1])
+            changes.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nsat\n")))
+        stopped = call(byte_model, "texts=-", *carry, f"state={tmp_path / 'state'}")
+    assert stopped.status == 143
+    assert stopped.objects == expected.objects[:1]
+    assert "stopped by SIGTERM after 1 text" in stopped.err
+    assert "1 text, 8 tokens" in stopped.err
+    went_on = call(byte_model, texts_in(tmp_path / "texts", b"sat\n"), *carry, f"state={tmp_path / 'state'}")
+    assert went_on.objects[0]["nats"] == pytest.approx(expected.objects[1]["nats"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_program_itself_as_a_user_calls_it(byte_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "score.py")]
+    text = "the cat\n" * 2000
+    shell = " ".join([*command, f"run={byte_model}", "texts=-", "device=cpu", "| head -n 2"])
+    done = subprocess.run(["bash", "-c", shell], input=text, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout.splitlines()[1].endswith("\t7")
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True)
+    assert "score.py run=RUN_FOLDER texts=FILE" in helped.stdout
+    assert list(tmp_path.iterdir()) == []

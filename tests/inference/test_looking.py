@@ -1,0 +1,110 @@
+"""Attention by distance, against sums over single weights."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.kinds import RECURRENT, model_of
+from tests.model.tiny import V
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.lanes import LaneSource, evaluation_lanes
+from transformer_xl.data.orders import AsTheyStand
+from transformer_xl.data.stream import EvalStream
+from transformer_xl.errors import UserError
+from transformer_xl.inference.looking import AttentionByDistance, attention_by_distance
+
+T, M = 5, 7
+TOKENS = np.random.default_rng(0).integers(0, V, 51).astype(np.uint8)
+BORDERS = (0, 8, 21, 40)
+"""Documents begin inside of segments; the last lane ends in positions that do not count."""
+
+
+def source(batch_size: int, *, borders: tuple[int, ...]) -> LaneSource:
+    order = AsTheyStand(tokens=TOKENS, starts=np.array(borders, np.int64))
+    return evaluation_lanes(order, batch_size=batch_size, split="test", resets=True)
+
+
+def lengths(**changes: Any) -> EvalConfig:
+    values = {"batch_size": 3, "segment_len": T, "mem_len": M, "clamp_len": None, "same_length": False, "stride": None}
+    return EvalConfig(**(values | changes))
+
+
+def looked_at(
+    model: Any, reading: EvalConfig, *, max_tokens: int, borders: tuple[int, ...] = BORDERS
+) -> AttentionByDistance:
+    lanes = source(reading.batch_size, borders=borders)
+    return attention_by_distance(
+        model, lanes, lengths=reading, lanes=range(reading.batch_size), max_tokens=max_tokens, autocast=nullcontext
+    )
+
+
+@torch.no_grad()
+def by_hand(model: Any, reading: EvalConfig, *, lanes: int, max_tokens: int) -> tuple[np.ndarray, ...]:
+    reader = model.with_context(clamp_len=reading.clamp_len, same_length=reading.same_length)
+    mem_len = 0 if reading.stride else reading.mem_len
+    memory = reader.empty_memory(lanes, mem_len)
+    weight, seen, share = np.zeros((2, 2, mem_len + T)), np.zeros(mem_len + T), np.zeros((2, 2))
+    predictions = 0
+    for batch in EvalStream(
+        source=source(reading.batch_size, borders=BORDERS),
+        segment_len=T,
+        stride=reading.stride,
+        lanes=range(lanes),
+        device=torch.device("cpu"),
+    ):
+        weights, memory = reader.attention_weights(batch.tokens_BT, memory, batch.resets_BT)
+        slots = weights.shape[-1] - weights.shape[-2]
+        for place in range(weights.shape[-2]):
+            for lane in range(lanes):
+                if batch.targets_BT[lane, place] == -100 or predictions == max_tokens:
+                    continue
+                predictions += 1
+                for key in range(slots + place + 1):
+                    weighs = weights[:, lane, :, place, key].numpy()
+                    weight[:, :, slots + place - key] += weighs
+                    seen[slots + place - key] += bool((weighs > 0).all())
+                    share += weighs * (key < slots)
+    return weight / predictions, seen / predictions, share / predictions, np.array(predictions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "max_tokens", "lanes", "predictions"),
+    [
+        ("transformer_xl", {}, 144, 3, 50),
+        ("transformer_xl", {"same_length": True, "clamp_len": 3}, 100, 2, 34),
+        ("shaw", {}, 14, 1, 14),
+        ("al_rfou", {}, 144, 3, 50),
+        ("transformer_rope", {"stride": 2}, 61, 3, 50),
+    ],
+)
+def test_means_equal_sums_over_single_weights(
+    kind: str, changes: dict[str, Any], max_tokens: int, lanes: int, predictions: int
+) -> None:
+    model, reading = model_of(kind), lengths(**changes)
+    found = looked_at(model, reading, max_tokens=max_tokens)
+    weight, seen, share, counted = by_hand(model, reading, lanes=lanes, max_tokens=max_tokens)
+    assert (found.lanes, found.predictions, int(counted)) == (lanes, predictions, predictions)
+    np.testing.assert_allclose(found.weight, weight, atol=1e-12)
+    np.testing.assert_allclose(found.seen, seen, atol=1e-12)
+    np.testing.assert_allclose(found.memory_share, share, atol=1e-12)
+    np.testing.assert_allclose(found.weight.sum(-1), 1.0, atol=1e-12)
+    assert bool(found.memory_share.max() > 0.1) is (reading.stride is None)
+
+
+def test_a_distance_that_few_see_has_the_mean_of_those_that_do() -> None:
+    found = looked_at(model_of("transformer_xl"), lengths(), max_tokens=144, borders=())
+    assert 0 < found.seen[-1] < 0.2
+    assert found.weight_where_seen[0, 0, -1] == pytest.approx(found.weight[0, 0, -1] / found.seen[-1])
+    unseen = looked_at(model_of("transformer_xl"), lengths(same_length=True), max_tokens=144)
+    assert np.isnan(unseen.weight_where_seen[..., M:]).all()
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_network_without_attention_is_refused_by_the_settings_name(kind: str) -> None:
+    with pytest.raises(UserError, match=f"eval.attention is true, and must be false for {kind}"):
+        looked_at(model_of(kind), lengths(), max_tokens=10)

@@ -1,0 +1,386 @@
+"""What texts cost, against evaluation of the same tokens; and which tokens a text has."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.data.laid_out import evaluation_lanes
+from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
+from tests.model.tiny import V
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.tokenizer import (
+    ByteVocabulary,
+    CharVocabulary,
+    RankedByteVocabulary,
+    SentenceVocabulary,
+    SymbolVocabulary,
+    Vocabulary,
+    WikitextVocabulary,
+    WordVocabulary,
+    train_bpe,
+)
+from transformer_xl.errors import UserError
+from transformer_xl.inference import texts
+from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts
+from transformer_xl.inference.text_ids import TextEncoder
+from transformer_xl.inference.texts import Part, Unit, read_texts
+from transformer_xl.model.interface import LanguageModel
+
+WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
+CHARS = CharVocabulary(["<unk>", " ", "\n", "a", "b", "c", "é"])
+
+
+def scorer_of(model: LanguageModel, *, start: int | None = 3, reads_on: bool = False, **changes: Any) -> Scorer:
+    values = {"segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False}
+    return Scorer(model, lengths=ReadingLengths(**(values | changes)), start=start, reads_on=reads_on)
+
+
+def costs_of(scorer: Scorer, ids: NDArray[np.int64], *, parts: int = 1) -> TokenCosts:
+    """Read one text, handed over in so many parts; position, ids and nats of all its costs."""
+    found: list[TokenCosts] = []
+    for number, part in enumerate(np.array_split(ids, parts)):
+        found += scorer.read(part, begins=number == 0, ends=number == parts - 1)
+    assert [costs.position for costs in found[1:]] == [costs.position + len(costs.ids) for costs in found[:-1]]
+    return TokenCosts(
+        found[0].position if found else 0,
+        np.concatenate([np.zeros(0, np.int64), *(costs.ids for costs in found)]),
+        np.concatenate([np.zeros(0), *(costs.nats for costs in found)]),
+    )
+
+
+def random_ids(length: int, *, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, V, length)
+
+
+def evaluated(model: LanguageModel, ids: Sequence[int], **changes: Any) -> float:
+    """The sum of losses that evaluation in one lane gives for all tokens but the first."""
+    values = {"batch_size": 1, "segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False, "stride": None}
+    lanes = evaluation_lanes(np.array(ids, np.uint8), batch_size=1, split="test")
+    score = evaluate(model, lanes, lengths=EvalConfig(**(values | changes)), autocast=nullcontext)
+    return score.loss * score.tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mem_len", [0, 7])
+@pytest.mark.parametrize("start", [3, None])
+def test_a_text_costs_what_evaluation_of_it_alone_says(kind: str, mem_len: int, start: int | None) -> None:
+    model, ids = model_of(kind), random_ids(23)
+    costs = costs_of(scorer_of(model, start=start, mem_len=mem_len), ids, parts=4)
+    assert costs.position == (start is None)
+    assert costs.ids.tolist() == ids[start is None :].tolist()
+    begun = ids.tolist() if start is None else [start, *ids.tolist()]
+    assert costs.nats.sum() == pytest.approx(evaluated(model, begun, mem_len=mem_len), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_other_text_changes_a_score_by_a_bit(kind: str) -> None:
+    model = model_of(kind, dtype=torch.float32)
+    lengths = [12, 1, 3, 40, 7, 25]
+    some = [random_ids(length, seed=length) for length in lengths]
+    scorer = scorer_of(model)
+    first = [costs_of(scorer, ids).nats for ids in some]
+    for number in random.Random(1).sample(range(len(some)), len(some)):
+        assert np.array_equal(costs_of(scorer, some[number], parts=2).nats, first[number])
+    assert np.array_equal(costs_of(scorer_of(model), some[3]).nats, first[3])
+
+
+@pytest.mark.parametrize("kind", INVARIANT)
+@pytest.mark.parametrize("start", [3, None])
+@pytest.mark.parametrize("changes", [{"mem_len": 80}, {"mem_len": 6, "same_length": True}], ids=str)
+def test_texts_that_read_on_cost_what_they_cost_together(kind: str, start: int | None, changes: dict[str, Any]) -> None:
+    if kind in RECURRENT and "same_length" in changes:
+        pytest.skip("a state sees all")
+    model, ids = model_of(kind), random_ids(61)
+    scorer = scorer_of(model, start=start, reads_on=True, **changes)
+    costs = [costs_of(scorer, part) for part in np.split(ids, [1, 1, 9, 10, 40])]
+    begun = ids.tolist() if start is None else [start, *ids.tolist()]
+    assert [len(text.nats) for text in costs] == [int(start is not None), 0, 8, 1, 30, 21]
+    assert [text.position for text in costs[2:]] == [0] * 4
+    together = evaluated(model, begun, segment_len=61, **changes)
+    assert sum(text.nats.sum() for text in costs) == pytest.approx(together, rel=1e-9)
+    alone = costs_of(scorer_of(model, start=start, **changes), ids[10:40])
+    assert alone.nats[1 - alone.position] != pytest.approx(costs[4].nats[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("read_before", [0, 1, 30])
+def test_reading_goes_on_from_a_saved_state(kind: str, read_before: int) -> None:
+    model, ids = model_of(kind), random_ids(50)
+    before, after = (scorer_of(model, start=None, reads_on=True) for _ in range(2))
+    costs_of(before, ids[:read_before])
+    state = before.state_dict()
+    expected = costs_of(before, ids[read_before:])
+    costs_of(after, random_ids(9, seed=4))
+    after.load_state_dict(state)
+    found = costs_of(after, ids[read_before:])
+    assert found.position == expected.position == (read_before == 0)
+    assert found.nats == pytest.approx(expected.nats, rel=1e-9)
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    scorer = scorer_of(model_of("transformer_xl"), reads_on=True)
+    costs_of(scorer, random_ids(9))
+    state = scorer.state_dict()
+    for wrong in ({"last": torch.tensor([V])}, {"session.layers.0": torch.zeros(1)}, {"session.more": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="the state"):
+            scorer.load_state_dict({**state, **wrong})
+
+
+def test_nothing_is_said_about_nothing_and_nothing_is_nan() -> None:
+    scorer = scorer_of(model_of("transformer_xl"), start=None)
+    for length in (0, 1):
+        score = TextScore(predictions=len(costs_of(scorer, random_ids(length)).nats), tokens=length, text_bytes=length)
+        assert score.predictions == 0
+        assert (score.nats_per_token, score.bits_per_byte, score.perplexity) == (None, None, None)
+    assert len(costs_of(scorer, random_ids(2)).nats) == 1
+    two = TextScore(nats=4.0, predictions=2, tokens=3, text_bytes=6) + TextScore(tokens=1)
+    assert two.perplexity == pytest.approx(math.exp(2))
+    assert two.bits_per_byte == pytest.approx(2 / math.log(2) * 4 / 6)
+    assert TextScore(nats=1.0, predictions=1, tokens=1).bits_per_byte is None  # no text
+
+
+def test_a_loss_that_is_no_number_is_refused() -> None:
+    model = model_of("transformer_xl", tie_weights=False)
+    with torch.no_grad():
+        model.embedding.weights[0][5] = torch.nan
+    with pytest.raises(UserError, match=r"gives token \d of the text, .* a loss of nan"):
+        costs_of(scorer_of(model), np.array([0, 1, 2, 3, 4, 4, 5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("al_rfou", {"segment_len": 21}, "segment_len is 21, and the model can read at most 20"),
+        ("lstm", {"clamp_len": 3}, "clamp_len is 3"),
+        ("transformer_rope", {"clamp_len": 3}, "clamp_len is 3"),
+        ("transformer_xl", {"same_length": True, "mem_len": 0}, "same_length is true with mem_len 0"),
+    ],
+)
+def test_lengths_that_a_model_cannot_be_read_with_are_refused(kind: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        scorer_of(model_of(kind), **changes)
+
+
+class Dripping:
+    """Gives so many bytes at a time."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._data = io.BytesIO(data)
+        self._size = size
+
+    def read1(self, size: int, /) -> bytes:
+        return self._data.read(min(size, self._size))
+
+
+def texts_of(data: bytes, *, unit: Unit, keeps: bool, size: int = 1 << 20) -> list[bytes]:
+    found: list[bytes] = []
+    for part in read_texts(Dripping(data, size), unit=unit, keeps_blank_lines=keeps, find_cut=len):
+        if keeps:
+            assert part.line == 1 + data.count(b"\n", 0, len(b"".join(found)))
+        if part.begins:
+            found.append(b"")
+        found[-1] += part.data
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("part_bytes", [2, 4, 1 << 16])
+def test_a_file_is_cut_into_lines_or_documents(monkeypatch: pytest.MonkeyPatch, size: int, part_bytes: int) -> None:
+    monkeypatch.setattr(texts, "PART_BYTES", part_bytes)
+
+    def lines(data: bytes) -> list[bytes]:
+        return texts_of(data, unit="line", keeps=True, size=size)
+
+    assert lines(b"") == []
+    assert lines(b"one\n\ntwo\r\nthree") == [b"one\n", b"\n", b"two\r\n", b"three"]
+    assert lines(b"a longer one\n") == [b"a longer one\n"]
+    if part_bytes < 3:
+        return  # a line of blanks that long is no longer taken for blank
+    data = b"\n one\ntwo\n \n\nthree\n\n"
+    alone = texts_of(data, unit="document", keeps=False, size=size)
+    assert alone == [b" one\ntwo\n", b"three\n"]
+    kept = texts_of(data, unit="document", keeps=True, size=size)
+    assert kept == [b"\n one\ntwo\n \n\n", b"three\n\n"]
+    assert texts_of(b" \n\n", unit="document", keeps=False, size=size) == []
+
+
+class Asked:
+    """Gives lines one by one, and counts them."""
+
+    def __init__(self, *lines: bytes) -> None:
+        self._lines = list(lines)
+        self.asked = 0
+
+    def read1(self, size: int, /) -> bytes:
+        self.asked += 1
+        return self._lines.pop(0) if self._lines else b""
+
+
+def test_a_document_names_its_line() -> None:
+    source = io.BytesIO(b"\n\none\ntwo\n\n\nthree")
+    found = list(read_texts(source, unit="document", keeps_blank_lines=False, find_cut=len))
+    assert [(part.line, part.data) for part in found] == [(3, b"one\ntwo\n"), (7, b"three")]
+
+
+def test_a_text_is_given_before_the_next_is_asked_for() -> None:
+    source = Asked(b"one\n", b"two\n", b"thr", b"ee\n")
+    found = read_texts(source, unit="line", keeps_blank_lines=False, find_cut=len)
+    assert [(next(found).data, source.asked) for _ in range(3)] == [(b"one\n", 1), (b"two\n", 2), (b"three\n", 4)]
+    source = Asked(b"one\n", b"two\n", b"\n", b"three\n")
+    found = read_texts(source, unit="document", keeps_blank_lines=False, find_cut=len)
+    assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
+
+
+def bpe() -> Vocabulary:
+    return train_bpe(iter(["the cat sat on the mat, the cat ate the rat. " * 4]), size=280)
+
+
+def encoded(
+    vocabulary: Vocabulary, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
+) -> list[tuple[list[int], int]]:
+    """The ids of each text, and the bytes that they stand for."""
+    encoder = TextEncoder(vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
+    found: list[tuple[list[int], int]] = []
+    for part in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on, find_cut=encoder.find_cut):
+        ids, text_bytes, _ = encoder.encode(part)
+        before = ([], 0) if part.begins else found.pop()
+        found.append((before[0] + ids.tolist(), before[1] + text_bytes))
+    return found
+
+
+TEXT = b"the cat sat .\n\n the dog\r\nsat"
+
+
+def test_words_close_every_line_and_begin_after_the_end_of_one() -> None:
+    the, cat, sat, stop = 2, 3, 4, 5
+    expected = [([the, cat, sat, stop, 0], 14), ([], 0), ([the, 1, 0], 9), ([sat, 0], 4)]
+    assert encoded(WORDS, TEXT) == expected
+    carried = encoded(WORDS, TEXT, reads_on=True)
+    assert [ids for ids, _ in carried] == [[the, cat, sat, stop, 0], [0], [the, 1, 0], [sat, 0]]
+    assert [number for ids, _ in carried for number in ids] == WORDS.encode(TEXT.decode() + "\n").tolist()
+    assert sum(size for _, size in carried) == len(TEXT) + 1
+    assert encoded(WORDS, TEXT, unit="document") == [([the, cat, sat, stop, 0], 14), ([the, 1, 0, sat, 0], 14)]
+    assert TextEncoder(WORDS, unit="line", reads_on=False, has_line_ends=True).start == 0
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "start"),
+    [
+        (ByteVocabulary(), None),
+        (ByteVocabulary(end_of_document=True), 256),
+        (CHARS, None),
+        (CharVocabulary(["a", "<eod>"]), 1),
+        (WordVocabulary(["<eos>", "<unk>"], line_ends=False), None),
+        (WordVocabulary(["<eos>", "<unk>", "<eod>"]), 2),
+        (WikitextVocabulary(["<eos>", "<unk>"]), 0),
+        (SentenceVocabulary(["<UNK>", "<S>"]), 1),
+        (SymbolVocabulary(8), None),
+        (SymbolVocabulary(9, end_of_document=True), 8),
+    ],
+    ids=lambda value: getattr(value, "kind", str(value)),
+)
+def test_what_precedes_a_text(vocabulary: Vocabulary, start: int | None) -> None:
+    assert TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True).start == start
+
+
+def test_line_ends_part_texts_alone_and_belong_to_the_line_before_where_texts_read_on() -> None:
+    data = b"ab\r\n\nc\xc3\xa9"
+    assert encoded(ByteVocabulary(), data) == [([97, 98], 2), ([], 0), ([99, 0xC3, 0xA9], 3)]
+    assert encoded(CHARS, b"ab\n\nc\xc3\xa9") == [([3, 4], 2), ([], 0), ([5, 6], 3)]
+    carried = encoded(ByteVocabulary(), data, reads_on=True)
+    assert carried == [([97, 98, 13, 10], 4), ([10], 1), ([99, 0xC3, 0xA9], 3)]
+    assert encoded(ByteVocabulary(), data, reads_on=True, has_line_ends=False) == [
+        ([97, 98], 2),
+        ([], 0),
+        ([99, 0xC3, 0xA9], 3),
+    ]
+    assert encoded(CharVocabulary(["a", "b"]), b"ab\nb\n", reads_on=True) == [([0, 1], 2), ([1], 1)]
+
+
+def test_the_line_end_of_a_long_line_belongs_to_it_no_more_than_a_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "PART_BYTES", 4)
+    for text in (b"abc", b"abcd", b"abcdefg", b"abcdefgh"):
+        for end in (b"\n", b"\r\n"):
+            assert encoded(ByteVocabulary(), text + end) == [(list(text), len(text))]
+
+
+def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
+    data, ends = b"a\nb\n\n\nc\n", ByteVocabulary(end_of_document=True)
+    assert encoded(ends, data, unit="document") == [([97, 10, 98, 256], 3), ([99, 256], 1)]
+    assert encoded(ends, data, unit="document", reads_on=True) == [
+        ([97, 10, 98, 10, 10, 10, 256], 6),
+        ([99, 10, 256], 2),
+    ]
+    assert encoded(ends, b"a\n") == [([97], 1)]
+
+
+def test_sentences_share_their_borders_and_numbers_are_no_text() -> None:
+    sentences = SentenceVocabulary(["<S>", "<UNK>", "a", "b"])
+    assert encoded(sentences, b"a b\nb\n", reads_on=True) == [([2, 3, 0], 4), ([3, 0], 2)]
+    assert encoded(SymbolVocabulary(20), b"12 7\t9\n\n1") == [([12, 7, 9], 0), ([], 0), ([1], 0)]
+
+
+@pytest.mark.parametrize("name", ["byte", "char", "word", "wikitext", "sentence", "bpe", "symbol"])
+def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["the", "cat", "ate", "12", "rats;", "rat's", "mat", "sat", "on", "3,000", "cats."]
+    text = "7 12 3 " * 40 if name == "symbol" else " ".join(random.Random(0).choices(words, k=120))
+    listed = sorted(set(words))
+    vocabulary: Vocabulary = {
+        "byte": ByteVocabulary,
+        "char": lambda: CharVocabulary(sorted(set(text))),
+        "word": lambda: WordVocabulary(["<eos>", "<unk>", *listed]),
+        "wikitext": lambda: WikitextVocabulary(["<eos>", "<unk>", *listed]),
+        "sentence": lambda: SentenceVocabulary(["<S>", "<UNK>", *listed]),
+        "bpe": bpe,
+        "symbol": lambda: SymbolVocabulary(20),
+    }[name]()
+    (whole,) = encoded(vocabulary, text.encode() + b"\n")
+    monkeypatch.setattr(texts, "PART_BYTES", 16)
+    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    source = Dripping(text.encode() + b"\n", 5)
+    parts = list(read_texts(source, unit="line", keeps_blank_lines=False, find_cut=encoder.find_cut))
+    assert len(parts) > 10
+    assert max(len(part.data) for part in parts) < 64
+    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+    found = [encoder.encode(part) for part in parts]
+    assert np.concatenate([ids for ids, _, _ in found]).tolist() == whole[0]
+    assert sum(size for _, size, _ in found) == whole[1]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "data", "words"),
+    [
+        (WORDS, b"the\ncat \xe9\n", "line 8 holds the byte 0xe9 where UTF-8 has none like it"),
+        (RankedByteVocabulary([97, 98]), b"ab\xff", "line 7: the text's UTF-8 holds the byte 0xff at place 2"),
+        (SymbolVocabulary(8), b"1 8", "line 7: the text holds '8', and symbols are the numbers 0 to 7"),
+    ],
+    ids=["word", "ranked", "symbol"],
+)
+def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Vocabulary, data: bytes, words: str) -> None:
+    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    with pytest.raises(UserError, match=f"^{words}"):
+        encoder.encode(Part(data, begins=True, ends=True, line=7))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteVocabulary(), 0)], ids=["w", "c", "b"]
+)
+def test_what_a_vocabulary_lacks_is_counted(vocabulary: Vocabulary, unknown: int) -> None:
+    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    assert encoder.encode(Part(b"the cab", begins=True, ends=True, line=1)).unknown == unknown
+
+
+def test_bytes_are_read_whatever_they_are() -> None:
+    assert encoded(ByteVocabulary(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]

@@ -1,0 +1,124 @@
+"""What memory gives, measured at each validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.conftest import Outcome
+from tests.data.laid_out import evaluation_lanes
+from tests.model.kinds import model_of
+from tests.model.tiny import V
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.lanes import split_evenly
+from transformer_xl.data.stream import EvalStream
+from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.model.streaming import stream
+from transformer_xl.run_config import read_config
+from transformer_xl.training.memory_gain import MemoryGain
+
+Run = Callable[..., Outcome]
+NAME = "val/memory_gain"
+TOKENS = np.random.default_rng(0).integers(0, V, 101).astype(np.uint8)
+
+
+def lengths(**changes: Any) -> EvalConfig:
+    values = {"batch_size": 5, "segment_len": 4, "mem_len": 6, "clamp_len": None, "same_length": False, "stride": None}
+    return EvalConfig(**(values | changes))
+
+
+def measured(model: Any, reading: EvalConfig, *, max_tokens: int, processes: int = 1) -> list[MemoryGain]:
+    """Measure as each of several processes does."""
+    source = evaluation_lanes(TOKENS, batch_size=reading.batch_size, split="valid")
+    gains = []
+    for rank, lanes in enumerate(split_evenly(reading.batch_size, processes)):
+        gain = MemoryGain(reading, max_tokens=max_tokens)
+        for _ in range(2):  # the second validation knows nothing of the first
+            gain.start()
+            session = stream(model, batch_size=len(lanes), mem_len=reading.mem_len, same_length=reading.same_length)
+            for batch in EvalStream(
+                source=source,
+                segment_len=reading.segment_len,
+                stride=reading.stride,
+                lanes=lanes,
+                device=torch.device("cpu"),
+            ):
+                nll = session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
+                gain.take(model, batch, nll, rank=rank, processes=processes)
+        gains.append(gain)
+    return gains
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "vaswani", "lstm"])
+@pytest.mark.parametrize("max_tokens", [80, 87, 999])
+def test_it_is_the_difference_of_two_evaluations_of_the_same_segments(kind: str, max_tokens: int) -> None:
+    model = model_of(kind)
+    source = evaluation_lanes(TOKENS, batch_size=2, split="valid")
+    without, with_memory = (
+        evaluate(
+            model,
+            source,
+            lengths=lengths(batch_size=2, mem_len=mem_len),
+            limit=10 if max_tokens < 100 else None,
+            autocast=nullcontext,
+        )
+        for mem_len in (0, 6)
+    )
+    assert abs(without.loss - with_memory.loss) > 1e-3
+    (gain,) = measured(model, lengths(batch_size=2), max_tokens=max_tokens)
+    assert gain.gain() == pytest.approx(without.loss - with_memory.loss, rel=1e-9)
+    assert int(gain.tokens) == without.tokens
+
+
+@pytest.mark.parametrize("max_tokens", [90, 200, 999])
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_several_processes_measure_the_same_predictions(max_tokens: int, processes: int) -> None:
+    model = model_of("transformer_xl")
+    (alone,) = measured(model, lengths(same_length=True), max_tokens=max_tokens)
+    together = measured(model, lengths(same_length=True), max_tokens=max_tokens, processes=processes)
+    assert int(alone.tokens) <= max_tokens
+    assert sum(int(part.tokens) for part in together) == int(alone.tokens)
+    assert float(sum(part.nll_sum for part in together)) == pytest.approx(float(alone.nll_sum), rel=1e-9)
+
+
+def test_there_is_none_where_no_memory_was_read_and_none_to_give_without_one() -> None:
+    model = model_of("transformer_xl")
+    for reading, max_tokens in ((lengths(), 7), (lengths(stride=2), 999), (lengths(), 0)):
+        (gain,) = measured(model, reading, max_tokens=max_tokens)
+        assert gain.gain() is None
+    (gain,) = measured(model, lengths(mem_len=0), max_tokens=999)
+    assert gain.gain() == 0.0
+
+
+def test_it_is_logged_at_each_validation_and_changes_no_training_loss(tiny_run: Run) -> None:
+    dropped = ["model.dropout=0.2", "model.dropatt=0.1"]
+    measured, off = tiny_run(*dropped, name="on"), tiny_run(*dropped, "callbacks.memory_gain.max_tokens=0", name="off")
+    gains = measured.values(NAME)
+    assert list(gains) == [3, 6]
+    assert all(gains.values())
+    assert off.values(NAME) == {}
+    assert measured.values("train/loss") == off.values("train/loss")
+    assert measured.values("val/loss") == off.values("val/loss")
+    without = tiny_run("eval.mem_len=0", "trainer.max_steps=3", name="without")
+    assert list(without.values(NAME).values()) == [0.0]
+
+
+def test_a_run_from_before_there_was_such_a_setting_goes_on_without_it(tiny_run: Run) -> None:
+    outcome = tiny_run("trainer.max_steps=3")
+    path = outcome.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    del config["callbacks"]["memory_gain"], config["compile"]
+    path.write_text(yaml.safe_dump(config))
+    assert read_config(outcome.folder)["callbacks"]["memory_gain"] == {"max_tokens": 0}
+    resume = [f"resume={outcome.folder}", "trainer.max_steps=6"]
+    assert tiny_run(*resume, base=False).status == 0
+    assert list(outcome.values(NAME)) == [3]
+    resume = [f"resume={outcome.folder}", "trainer.max_steps=9", "callbacks.memory_gain.max_tokens=1000"]
+    assert tiny_run(*resume, base=False).status == 0
+    assert list(outcome.values(NAME)) == [3, 9]

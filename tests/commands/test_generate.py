@@ -149,6 +149,15 @@ def test_a_stop_text_may_be_a_line_end(letters: Path, run: Run) -> None:
     assert "ended by sampling.stop" in err
 
 
+def test_the_end_of_a_document_ends_a_text_unless_told_otherwise(letters: Path, run: Run) -> None:
+    long = {"prompt": "a", "sampling__n_tokens": 100, "sampling__temperature": 4}
+    whole = run(letters, **long, sampling__end_at_document=False)[0]
+    assert "<eod>" in whole
+    out, err = run(letters, **long)
+    assert out.removesuffix("\n") == whole.partition("<eod>")[0].removesuffix("\n")
+    assert "the end of a document" in err
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sampling__temperature": -1, "sampling__top_p": 0}, "sampling.temperature is -1.0.*sampling.top_p is 0.0"),
     ({"sampling__samples": 0}, "sampling.samples is 0"),
@@ -181,7 +190,7 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
     binary = tmp_path / "binary"
     binary.write_bytes(b"a\xff")
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32, and must hold ids from 0 to 31"),
+        (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32 is none of the model's, which are 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
         (letters, {"prompt_file": str(binary)}, "binary: the text is no UTF-8: it holds the byte 0xff"),
         (letters, {"memory__mem_len": 0, "memory__same_length": True}, "same_length is true with mem_len 0"),

@@ -131,7 +131,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_at_once() -> None:
     model = writer_of_letters()
     with pytest.raises(UserError, match=r"U\+00E9"):
         generate(writer_without_unknown(), "caf\u00e9")
-    with pytest.raises(UserError, match="the id 32, and must hold ids from 0 to 31"):
+    with pytest.raises(UserError, match="the id 32 is none of the model's, which are 0 to 31"):
         generate(model, [1, 32])
     with pytest.raises(UserError, match="no id"):
         generate(model, [])

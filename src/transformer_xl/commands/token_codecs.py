@@ -108,7 +108,7 @@ class NumberCodec(Codec):
         for word in words:
             # the length bounds what int() is given; a longer number is no token anyway
             if not (word.isascii() and word.isdigit() and len(word) <= 18):
-                raise UserError(f"the prompt holds {word!a}, and with format=tokens must hold ids, as in 12 7 9")
+                raise UserError(f"{word!a} is no id, and with format=tokens a prompt must be ids, as in 12 7 9")
         return list(checked_ids([int(word) for word in words], vocab_size=self.vocab_size)) if words else []
 
     def encode_after(self, text: str, last: int) -> list[int]:

@@ -125,10 +125,11 @@ def checked_ids(ids: Sequence[int], *, vocab_size: int) -> Sequence[int]:
     Raises:
         UserError: there are none, or one is not in [0, V).
     """
-    wrong = next((number for number in ids if not 0 <= number < vocab_size), None)
-    if wrong is not None or not ids:
-        held = "no id" if wrong is None else f"the id {wrong}"
-        raise UserError(f"the prompt holds {held}, and must hold ids from 0 to {vocab_size - 1}, at least one")
+    if not ids:
+        raise UserError("there is no id, and there must be at least one")
+    for number in ids:
+        if not 0 <= number < vocab_size:
+            raise UserError(f"the id {number} is none of the model's, which are 0 to {vocab_size - 1}")
     return ids
 
 

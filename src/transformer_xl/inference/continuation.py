@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from transformer_xl.data.tokenizer import ListedWords, Vocabulary
+from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.inference.drawing import Drawer
 from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule, growing_texts, takes_unequal
+from transformer_xl.inference.text_ids import start_of_texts
 from transformer_xl.inference.text_writing import Growing, NumberWriter
 from transformer_xl.model.interface import LanguageModel
 
@@ -97,16 +98,14 @@ def sample_tokens(
 def first_tokens(vocabulary: Vocabulary) -> list[int]:
     """Give what a text begins after that has no prompt: what stands before the texts of a corpus.
 
-    That is the end of a document where the vocabulary has one, else the end of a line (the words' `<eos>`), else a
-    blank.
+    That is what `start_of_texts` names, or where there is none a line end, or else a blank.
 
     Raises:
         UserError: it has none of them.
     """
-    if vocabulary.end_of_document is not None:
-        return [vocabulary.end_of_document]
-    if isinstance(vocabulary, ListedWords):
-        return [vocabulary.symbols.index(vocabulary.end)]
+    start = start_of_texts(vocabulary)
+    if start is not None:
+        return [start]
     for text in ("\n", " "):
         try:
             tokens: list[int] = vocabulary.encode(text).tolist()

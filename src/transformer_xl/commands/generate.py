@@ -17,8 +17,8 @@ from transformer_xl.inference_config import GenerateConfig
 from transformer_xl.parsing import parse
 
 if TYPE_CHECKING:
+    from transformer_xl.commands.generating.text_batches import Made, Maker
     from transformer_xl.commands.sources import Source
-    from transformer_xl.commands.text_batches import Made, Maker
     from transformer_xl.placement import Placed
 
 
@@ -36,14 +36,14 @@ def generate(composed: DictConfig, context: RunContext) -> None:
         composed: what Hydra made of the command line.
         context: of the command.
     """
-    from transformer_xl.commands import generation_settings
     from transformer_xl.commands.closed_pipe import until_nobody_reads
-    from transformer_xl.commands.prompts import read_prompts
+    from transformer_xl.commands.generating import settings as generation_settings
+    from transformer_xl.commands.generating.prompts import read_prompts
 
     config = parse(GenerateConfig, OmegaConf.to_container(composed, resolve=True))
     generation_settings.check(config)
     prompts = read_prompts(config)
-    from transformer_xl.commands.conversation import Conversation, converse  # torch takes seconds
+    from transformer_xl.commands.generating.conversation import Conversation, converse  # torch takes seconds
     from transformer_xl.commands.sources import find_source
 
     source = find_source(config.run, checkpoint=config.checkpoint)
@@ -67,9 +67,9 @@ def _maker(config: GenerateConfig, source: Source, placed: Placed) -> Maker:
     Raises:
         UserError: the model cannot follow them.
     """
-    from transformer_xl.commands import generation_settings
-    from transformer_xl.commands.text_batches import Maker
-    from transformer_xl.commands.token_codecs import codec_of
+    from transformer_xl.commands.generating import settings as generation_settings
+    from transformer_xl.commands.generating.text_batches import Maker
+    from transformer_xl.commands.generating.token_codecs import codec_of
     from transformer_xl.errors import UserError
 
     model = placed.model

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer_xl.commands.prompts import Prompt
+from transformer_xl.commands.generating.prompts import Prompt
 from transformer_xl.data.tokenizer import ByteVocabulary, RankedByteVocabulary, Vocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import first_tokens

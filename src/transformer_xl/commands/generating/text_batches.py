@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from transformer_xl.commands.token_codecs import Codec
+from transformer_xl.commands.generating.token_codecs import Codec
 from transformer_xl.inference.continuation import Continuation
 from transformer_xl.inference.drawing import seed_of_text
 from transformer_xl.inference.drawing_rule import DrawingRule

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from transformer_xl.commands.closed_pipe import note, say
-from transformer_xl.commands.prompts import Prompt, without_line_end
-from transformer_xl.commands.token_codecs import Codec
+from transformer_xl.commands.generating.prompts import Prompt, without_line_end
+from transformer_xl.commands.generating.token_codecs import Codec
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import Continuation, continued
 from transformer_xl.inference.text_writing import Growing

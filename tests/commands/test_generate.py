@@ -20,9 +20,10 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import model_of
 from tests.model.tiny import V
-from transformer_xl.commands import closed_pipe, command_line, conversation
+from transformer_xl.commands import closed_pipe, command_line
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.generate import generate
+from transformer_xl.commands.generating import conversation
 from transformer_xl.data.tokenizer import CharVocabulary, SymbolVocabulary, Vocabulary
 from transformer_xl.errors import UserError
 

@@ -47,6 +47,13 @@ class ReadingConfig:
     relative_context_threshold: float
     relative_context_tokens: int
 
+    @property
+    def is_varied(self) -> bool:
+        """Whether a list is given, of which each value makes a reading."""
+        return any(
+            isinstance(value, list) for value in (self.segment_len, self.mem_len, self.clamp_len, self.same_length)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelChoice):

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from transformer_xl.commands.evaluating import looks, pictures, record, tables
+from transformer_xl.commands.evaluating import looks, record, tables
 from transformer_xl.commands.evaluating.corpus import data_of
 from transformer_xl.commands.evaluating.progress import EvaluationProgress
 from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
 from transformer_xl.commands.evaluating.readings import Reading, make_readings
+from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
 from transformer_xl.commands.evaluating.shares import Opened, Readers, Share, Subject, readers
 from transformer_xl.commands.evaluating.tables import Evaluated
+from transformer_xl.commands.folders import slug
 from transformer_xl.commands.screen import shown
 from transformer_xl.commands.sources import Source, find_sources
 from transformer_xl.commands.summary import metric
@@ -29,29 +30,8 @@ from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.model_checks import at_least
 from transformer_xl.scores import Score
 
-PICTURES = "evaluation"
-"""Folder of pictures and pages, below the run's."""
-
-
-@dataclass(kw_only=True)
-class _Results:
-    """What was found out about one model.
-
-    Attributes:
-        source: of the model.
-        heading: names the corpus.
-        rows: its scores.
-        shares: what each was made from.
-        records: the same for `evaluation.json`.
-        pictures: name -> file.
-    """
-
-    source: Source
-    heading: str
-    rows: list[Evaluated] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
-    pictures: dict[str, Path] = field(default_factory=dict)
+_PICTURES = "evaluation"
+"""Folder of pictures and pages, below the run's: in it one for each command."""
 
 
 class Evaluation:
@@ -79,6 +59,10 @@ class Evaluation:
         self._sources = find_sources(config.run, checkpoint=config.checkpoint)
         if asked.relative_context:
             looks.check_relative_context(asked, models=len(self._sources))
+        moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        several = Path("outputs", f"evaluation-{moment}")
+        one = self._sources[0].folder / _PICTURES / f"{moment}-{config.split}"
+        self._folder = several if len(self._sources) > 1 else one
         self._subjects = [self._subject(source) for source in self._sources]
         for source in self._sources:
             record.check_record(source.folder)
@@ -103,33 +87,40 @@ class Evaluation:
             for subject in self._subjects:
                 results.append(self._evaluate(subject, reading))
         if len(results) > 1:
-            self._compare(results)
-        for found in results:
-            self._keep(found)
+            self._conclude_all(results)
+        else:
+            self._conclude_one(results[0])
+        if self._config.wandb:
+            for found in results:
+                self._publish(found)
         return results[0].rows[0].score.loss
 
-    def _evaluate(self, subject: Subject, reading: Readers) -> _Results:
+    def _evaluate(self, subject: Subject, reading: Readers) -> Results:
         source, config = subject.source, self._config
         opened = subject.opened()
         placed, data = opened.placed, opened.data
-        results = _Results(source=source, heading=f"{data.name}{beside_scores(data)}")
+        folder = self._folder if len(self._sources) == 1 else self._folder / slug(source.name)
+        results = Results(source=source, heading=f"{data.name}{beside_scores(data)}", folder=folder)
         counts = data.counts()
         if counts[config.split] < 2:
             raise UserError(f"split is {config.split!r}, which has {counts[config.split]} tokens: choose another")
-        ways = make_readings(config.eval, source, placed.model, subject.data)
+        lanes = data.lanes(config.split, batch_size=1, segment_len=1, evaluation=True)
+        predictions = None if subject.is_own else lanes.predictions
+        ways = make_readings(config.eval, source, placed.model, subject.data, predictions=predictions)
         parameters = sum(parameter.numel() for parameter in placed.model.parameters())
         device = next(placed.model.parameters()).device
         self._tell(
             f"{source.name}: {placed.model.config.kind}, {parameters:,} parameters, {placed.precision} on {device}; "
-            f"{results.heading}, {config.split} split, {counts[config.split]:,} tokens"
+            f"{results.heading}, {config.split} split, {counts[config.split]:,} of {sum(counts.values()):,} tokens"
         )
         for way in ways:
             share, seconds = self._read(subject, opened, way, reading)
             results.shares.append(share)
             self._add(results, opened, way, share, seconds=seconds, parameters=parameters)
         if len(self._sources) == 1:
-            self._print_one(results)
-        self._look(opened, ways[0], results)
+            tables.print_readings(self._console, results.rows, heading=results.heading)
+            self._say_all(readings_in_words(results.rows))
+        self._look(opened, ways, results)
         return results
 
     def _read(self, subject: Subject, opened: Opened, way: Reading, reading: Readers) -> tuple[Share, float]:
@@ -158,7 +149,7 @@ class Evaluation:
         return share, time.perf_counter() - start
 
     def _add(
-        self, results: _Results, opened: Opened, way: Reading, share: Share, *, seconds: float, parameters: int
+        self, results: Results, opened: Opened, way: Reading, share: Share, *, seconds: float, parameters: int
     ) -> None:
         data, split, source = opened.data, self._config.split, results.source
         score = Score(share.nll_sum / share.tokens if share.tokens else math.nan, share.tokens)
@@ -199,6 +190,7 @@ class Evaluation:
                 "processes": self._config.eval.processes,
                 "tokens_per_second": row.tokens_per_second,
                 "data": data.name,
+                "data_path": getattr(opened.settings, "path", None),
                 "data_checksum": row.data_checksum,
                 "vocabulary_hash": row.vocabulary_hash,
                 "loss_by_position": looks.numbers_of(share.by_position),
@@ -206,125 +198,80 @@ class Evaluation:
             }
         )
 
-    def _print_one(self, results: _Results) -> None:
-        tables.print_readings(self._console, results.rows, heading=results.heading)
-        lengths = [row.lengths for row in results.rows]
-        first = results.rows[0]
-        if len(lengths) > 1 and len({length.mem_len for length in lengths}) > 1:
-            best = min(results.rows, key=lambda row: row.score.loss)
-            self._say(
-                f"Least loss: {best.score.loss:.4f} nats a token, {best.label}; {first.label}: {first.score.loss:.4f}."
-            )
-
-    def _look(self, opened: Opened, way: Reading, results: _Results) -> None:
-        """Draw where losses lie, and what else was asked for."""
-        folder = results.source.folder / PICTURES
+    def _look(self, opened: Opened, ways: Sequence[Reading], results: Results) -> None:
+        """Look at what else was asked for; of several readings at that with the longest memory."""
+        asked, split, folder = self._config.eval, self._config.split, results.folder
+        if not (asked.attention or asked.reach or asked.html):
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        unit = results.rows[0].unit
-        labelled = list(zip([row.label for row in results.rows], results.shares, strict=True))
-        title = f"{results.source.name}, {results.heading}, {self._config.split} split"
-        results.pictures["loss_by_position"] = pictures.draw_by_position(
-            [pictures.Line.of_positions(label, share.by_position, unit) for label, share in labelled],
-            folder / "loss_by_position.png",
-            title=title,
-        )
-        results.pictures["loss_by_distance"] = pictures.draw_by_distance(
-            [pictures.Line.of_distances(label, share.by_distance, unit) for label, share in labelled],
-            folder / "loss_by_distance.png",
-            title=title,
-        )
-        if isinstance(self._config.eval.mem_len, list):
-            results.pictures["score_by_memory"] = pictures.draw_by_memory(
-                pictures.memory_lines(results.rows), folder / "score_by_memory.png", title=title
-            )
-        asked = self._config.eval
+        way = max(ways, key=lambda one: one.lengths.mem_len) if asked.is_varied else ways[0]
+        title = f"{results.source.name}, {results.heading}, {split} split"
+        about = "" if len(ways) == 1 else f" ({way.label})"
         if asked.attention:
-            path, lines = looks.attention(opened, way, asked, split=self._config.split, folder=folder, title=title)
+            path, found = looks.attention(opened, way, asked, split=split, folder=folder, title=title)
             results.pictures["attention"] = path
-            results.records[0]["attention"] = lines.record
-            self._say_all(lines.words)
+            results.records[ways.index(way)]["attention"] = found.record
+            self._say_all(f"{words}{about}" for words in found.words)
         if asked.reach:
-            path, lines = looks.reach(opened, way, folder=folder, title=title)
+            path, found = looks.reach(opened, way, folder=folder, title=title)
             results.pictures["reach"] = path
-            results.records[0]["reach"] = lines.record
-            self._say_all(lines.words)
+            results.records[ways.index(way)]["reach"] = found.record
+            self._say_all(f"{words}{about}" for words in found.words)
         if asked.html:
-            page = looks.page(opened, way, asked, split=self._config.split, folder=folder, title=title)
-            self._say(f"Text coloured by what each token cost: {shown(page)}")
+            page = looks.page(opened, way, asked, split=split, folder=folder, title=title)
+            self._say(f"Text coloured by what each token cost{about}: {shown(page)}")
 
-    def _compare(self, results: Sequence[_Results]) -> None:
-        """Print all models in one table, and draw them in one picture each."""
+    def _conclude_one(self, results: Results) -> None:
+        """Draw one model's losses, and keep what was found out."""
+        title = f"{results.source.name}, {results.heading}, {self._config.split} split"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        by_memory = isinstance(self._config.eval.mem_len, list)
+        results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
+        self._keep(results.source.folder, results.records)
+
+    def _conclude_all(self, results: Sequence[Results]) -> None:
+        """Print all models in one table, draw them in one picture of each kind, and keep what was found out."""
         rows = [row for found in results for row in found.rows]
-        headings = list(dict.fromkeys(found.heading for found in results))
-        tables.print_models(self._console, rows, heading=" or ".join(headings))
-        folder = Path("outputs", f"evaluation-{datetime.now():%Y-%m-%d_%H-%M-%S}")
-        folder.mkdir(parents=True, exist_ok=True)
-        units = tables.units_to_compare(rows)
-        labelled = [(found.source.name, found, share) for found in results for share in found.shares]
-        labels = [
-            name if len(found.shares) == 1 else f"{name}, {row.label}"
-            for (name, found, _), row in zip(labelled, rows, strict=True)
-        ]
-        title = f"{' or '.join(headings)}, {self._config.split} split"
-        drawn = {
-            "loss_by_position": pictures.draw_by_position(
-                [
-                    pictures.Line.of_positions(label, share.by_position, unit)
-                    for label, (_, _, share), unit in zip(labels, labelled, units, strict=True)
-                ],
-                folder / "loss_by_position.png",
-                title=title,
-            ),
-            "loss_by_distance": pictures.draw_by_distance(
-                [
-                    pictures.Line.of_distances(label, share.by_distance, unit)
-                    for label, (_, _, share), unit in zip(labels, labelled, units, strict=True)
-                ],
-                folder / "loss_by_distance.png",
-                title=title,
-            ),
-            "comparison": pictures.draw_by_memory(pictures.memory_lines(rows), folder / "comparison.png", title=title),
-        }
+        headings = " or ".join(dict.fromkeys(found.heading for found in results))
+        tables.print_models(self._console, rows, heading=headings)
+        self._say_all(models_in_words(rows))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        title = f"{headings}, {self._config.split} split"
+        drawn = draw(results, self._folder, title=title, by_memory=True)
         records = [entry for found in results for entry in found.records]
-        asked = self._config.eval
-        if asked.relative_context:
+        if self._config.eval.relative_context:
             path, found_out = looks.relative_context(
                 self._subjects,
-                asked,
+                self._config.eval,
                 split=self._config.split,
-                folder=folder,
+                folder=self._folder,
                 title=title,
                 console=self._console,
                 tell=self._tell,
             )
             drawn["relative_context"] = path
             records.append({"relative_context": found_out})
-        record.add_record(folder, command=self._command, results=records)
-        self._say(f"Pictures of all, and numbers: {shown(folder)}/")
         for found in results:
-            found.pictures |= {f"compared_{name}": path for name, path in drawn.items()}
+            found.pictures |= drawn
+        self._keep(self._folder, records)
 
-    def _keep(self, results: _Results) -> None:
-        path = record.add_record(results.source.folder, command=self._command, results=results.records)
-        if len(self._sources) == 1:
-            self._say(f"Numbers: {shown(path)}; pictures: {shown(results.source.folder / PICTURES)}/")
-        if not self._config.wandb:
-            return
+    def _keep(self, folder: Path, records: Sequence[dict[str, Any]]) -> None:
+        path = record.add_record(folder, command=self._command, pictures=self._folder, results=records)
+        self._say(f"Numbers: {shown(path)}; pictures: {shown(self._folder)}/")
+
+    def _publish(self, results: Results) -> None:
         columns, contents = tables.table_of(results.rows)
         first = results.rows[0]
-        scalars = {f"{self._config.split}/loss": first.score.loss}
-        scalars |= {
-            f"{self._config.split}/{name}": value for name, value in first.unit.figures(first.score.loss).items()
-        }
+        figures = {"loss": first.score.loss, **first.unit.figures(first.score.loss)}
         where = publish(
             results.source,
-            scalars={name: value for name, value in scalars.items() if math.isfinite(value)},
+            scalars={f"{self._config.split}/{name}": value for name, value in figures.items() if math.isfinite(value)},
             tables={"scores": PublishedTable(columns=columns, rows=contents)},
             pictures=results.pictures,
         )
         self._say(f"{results.source.name}: {where}")
 
-    def _say_all(self, lines: Sequence[str]) -> None:
+    def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._say(line)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from transformer_xl.commands.folders import slug
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.loading import load_model, may_be_on_hub
 from transformer_xl.model.interface import LanguageModel
-from transformer_xl.parsing import parse
+from transformer_xl.parsing import nearest, parse
 from transformer_xl.placement import Placed, place
 from transformer_xl.run_config import expanded, read_config
 
@@ -86,11 +86,25 @@ def _matching(name: str) -> list[str]:
         return [str(_newest())]
     path = os.path.expanduser(name)
     if not glob.has_magic(path) or os.path.exists(path):
+        _require_something(name, Path(path))
         return [path]
     matches = sorted(found for found in glob.glob(path, recursive=True) if _is_model(Path(found)))
     if not matches:
         raise UserError(f"run={name} matches no run folder, checkpoint or model folder")
     return matches
+
+
+def _require_something(name: str, path: Path) -> None:
+    """Refuse a path to nothing, where it cannot be meant for a name on the Hub.
+
+    Raises:
+        UserError: with the nearest of the runs that there are.
+    """
+    if path.exists() or (may_be_on_hub(name) and not path.parent.exists()):
+        return
+    known = sorted(str(folder.parent) for folder in _RUNS.glob("*/config.yaml") if _is_run(folder.parent))
+    near = f": {nearest(name, known)}" if known else f", and {_RUNS}/ holds no run"
+    raise UserError(f"run={name}: there is nothing of this name{near}")
 
 
 def _is_model(path: Path) -> bool:

@@ -48,6 +48,11 @@ def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"]
     return _from_folder(fetch(hub_name["name"], hub_name["revision"]), checkpoint)
 
 
+def may_be_on_hub(name: str) -> bool:
+    """Say whether a text that is no path here may name a model on the Hub."""
+    return name in _FORMER_NAMES or (_HUB_NAME.fullmatch(name) is not None and Path(name).suffix not in _FILES)
+
+
 def _from_file(path: Path) -> LanguageModel:
     if path.suffix in (".safetensors", ".json"):
         raise UserError(f"{path} is a part of a model: give the folder that it lies in")

@@ -39,11 +39,13 @@ class FoundOut(NamedTuple):
 
 def numbers_of(losses: LossByPosition | LossByDistance) -> dict[str, list[Any]]:
     """Give mean losses and counts as plain containers; None where there is nothing to average."""
-    means = [value if math.isfinite(value) else None for value in losses.means.tolist()]
     counts: list[int] = losses.counts.tolist()
+    filled = 1 + max((number for number, count in enumerate(counts) if count), default=-1)
+    counts = counts[:filled]
+    means = [value if math.isfinite(value) else None for value in losses.means.tolist()[:filled]]
     if isinstance(losses, LossByPosition):
         return {"loss": means, "predictions": counts}
-    return {"tokens_read": losses.shortest.tolist(), "loss": means, "predictions": counts}
+    return {"tokens_read": losses.shortest.tolist()[:filled], "loss": means, "predictions": counts}
 
 
 def attention(
@@ -92,7 +94,10 @@ def reach(opened: Opened, way: Reading, *, folder: Path, title: str) -> tuple[Pa
     )
     path = folder / "reach.png"
     draw_reach(result, path, title=title)
-    words = f"Outputs depend on tokens so far back, first layer to last: {_few(f'{far:,}' for far in result.distances)}"
+    words = (
+        "Outputs can depend on tokens so far back, whatever the weights, first layer to last: "
+        f"{_few(f'{far:,}' for far in result.distances)}"
+    )
     return path, FoundOut(list(result.distances), [words])
 
 
@@ -101,7 +106,10 @@ def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, fold
     lengths = way.lengths
     path = folder / "text.html"
     source = opened.data.lanes(split, batch_size=1, segment_len=lengths.segment_len, evaluation=True)
-    notes = [f"segment {lengths.segment_len}, memory {lengths.mem_len}, one lane, {opened.placed.precision}"]
+    notes = [
+        f"segment {lengths.segment_len}, memory {lengths.mem_len}, {opened.placed.precision}; read as one lane, "
+        "where the table's lanes each begin with an empty memory"
+    ]
     with TokenPage(path, opened.data.vocabulary, title=title, notes=notes, max_tokens=asked.html_tokens) as written:
         read_split(
             opened.placed.model,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from transformer_xl.checks import reading_problems
 from transformer_xl.commands.sources import Source
 from transformer_xl.config import EvalConfig
+from transformer_xl.data.lanes import lanes_that_fill_memory
 from transformer_xl.data_config import DataConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ReadingConfig
@@ -26,7 +27,9 @@ class Reading(NamedTuple):
     lengths: EvalConfig
 
 
-def make_readings(asked: ReadingConfig, source: Source, model: LanguageModel, data: DataConfig) -> list[Reading]:
+def make_readings(
+    asked: ReadingConfig, source: Source, model: LanguageModel, data: DataConfig, *, predictions: int | None
+) -> list[Reading]:
     """Give what is read, one after the other: as asked, and at the paper's long memory where the recipe has one.
 
     Args:
@@ -34,6 +37,8 @@ def make_readings(asked: ReadingConfig, source: Source, model: LanguageModel, da
         source: of the model.
         model: whose own lengths stand for those that its run does not say.
         data: settings of the corpus, whose segments stand in for a run's.
+        predictions: of the split, where the corpus is not the run's own: where nobody says how many lanes, there are so
+            few that most of it is read with a full memory.
 
     Raises:
         UserError: lengths that the model cannot read.
@@ -44,6 +49,8 @@ def make_readings(asked: ReadingConfig, source: Source, model: LanguageModel, da
         raise UserError(f"eval.{next(name for name in varied if not varied[name])} is [], and must have a value")
     choices = {name: varied.get(name, [getattr(asked, name)]) for name in LISTED}
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    if predictions is not None:
+        own = _with_lanes_that_fill_memory(own, combinations, predictions=predictions)
     readings = [_reading(asked, own, combination, varied=list(varied)) for combination in combinations]
     recipe = None if source.config is None else source.config.recipe.long_eval
     if asked.long and recipe is not None and not varied:
@@ -67,6 +74,21 @@ def _own(source: Source, model: LanguageModel, data: DataConfig) -> EvalConfig:
         same_length=model.same_length,
         stride=None,
     )
+
+
+def _with_lanes_that_fill_memory(
+    own: EvalConfig, combinations: Sequence[dict[str, Any]], *, predictions: int
+) -> EvalConfig:
+    def longest(name: str) -> int:
+        return max(int(getattr(own, name) if values[name] == "own" else values[name]) for values in combinations)
+
+    lanes = lanes_that_fill_memory(
+        lanes=own.batch_size,
+        segment_len=longest("segment_len"),
+        mem_len=longest("mem_len"),
+        max_tokens=predictions,
+    )
+    return replace(own, batch_size=lanes)
 
 
 def _reading(asked: ReadingConfig, own: EvalConfig, values: dict[str, Any], *, varied: Sequence[str]) -> Reading:

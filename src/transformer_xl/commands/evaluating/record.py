@@ -17,12 +17,13 @@ NAME = "evaluation.json"
 _FORMAT = 1
 
 
-def add_record(folder: Path, *, command: Sequence[str], results: Sequence[Mapping[str, Any]]) -> Path:
+def add_record(folder: Path, *, command: Sequence[str], pictures: Path, results: Sequence[Mapping[str, Any]]) -> Path:
     """Add what a command measured to the folder's `evaluation.json`, whole or not at all.
 
     Args:
         folder: of the run; it is made if need be.
         command: the arguments as typed.
+        pictures: folder of its pictures.
         results: plain containers.
 
     Raises:
@@ -36,6 +37,7 @@ def add_record(folder: Path, *, command: Sequence[str], results: Sequence[Mappin
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": list(command),
             "versions": {"python": platform.python_version(), "torch": version("torch")},
+            "pictures": str(pictures),
             "results": list(results),
         }
     )

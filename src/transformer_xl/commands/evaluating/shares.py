@@ -45,7 +45,8 @@ class Subject:
     def opened(self) -> Opened:
         """Load the model and open the corpus."""
         placed = self.source.placed(device=self.device, precision=self.precision)
-        return Opened(placed, open_corpus_of(self.source, placed.model, self.data, is_own=self.is_own))
+        data = open_corpus_of(self.source, placed.model, self.data, is_own=self.is_own)
+        return Opened(placed, data, self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model where it runs, and its corpus."""
+    """A model where it runs, its corpus, and the settings of that."""
 
     placed: Placed
     data: Dataset
+    settings: AnyDataConfig
 
 
 Progress = Callable[[int, Callable[[], float]], None]

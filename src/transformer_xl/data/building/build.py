@@ -158,7 +158,10 @@ class _TextBuild:
         given, notes = self.given, []
         if given is not None and not given.extend:
             lacks_end = wants_end and given.vocabulary.end_of_document is None
-            note = "the vocabulary of init_from has no id that ends a document: init_vocabulary=extend adds one"
+            note = (
+                "the trained model's vocabulary has no id that ends a document: training from it with "
+                "init_vocabulary=extend adds one"
+            )
             return given.vocabulary, [note] if lacks_end else []
         if given is not None:
             vocabulary, added = counting.extend_vocabulary(given.vocabulary, prepared.splits)

@@ -134,6 +134,6 @@ def _missing_byte(vocabulary: RankedByteVocabulary, chunk: Chunk, stretch: Stret
 def _missing(stretch: Stretch, symbol: str, at: int, *, is_line_end: bool) -> UserError:
     leave_out = ", and data.newline=drop leaves line ends out" if is_line_end else ""
     return UserError(
-        f"{stretch.place(at)}, holds {symbol}, and the vocabulary of init_from lacks it: init_vocabulary=extend adds "
-        f"what it lacks{leave_out}"
+        f"{stretch.place(at)}, holds {symbol}, and the trained model's vocabulary lacks it: training from it with "
+        f"init_vocabulary=extend adds what it lacks{leave_out}"
     )

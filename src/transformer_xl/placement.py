@@ -13,6 +13,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.model.interface import LanguageModel
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_DEVICES = ("cpu", "cuda", "mps")
 _TRUE = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
 
@@ -55,10 +56,25 @@ def _device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = _named(name)
     try:
-        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"device is {name!r}, which this machine has not ({reason}): use cpu or auto") from error
     return device
+
+
+def _named(name: str) -> torch.device:
+    """Give the device of a name; torch has many more, on which nothing here could be read."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _no_device(name) from error
+    if device.type not in _DEVICES or (device.type == "cpu" and device.index):
+        raise _no_device(name)
+    return device
+
+
+def _no_device(name: str) -> UserError:
+    return UserError(f"device is {name!r}, and must be auto, cpu, mps, cuda, or one GPU by its number, as cuda:1")

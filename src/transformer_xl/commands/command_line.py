@@ -303,4 +303,5 @@ def _explain(error: Exception, call: _Call) -> str | None:
         extra_dirs=_extra_dirs(call.flags),
         overrides=call.overrides,
         multirun=call.multirun,
+        instead=_NO_SWEEPS.get(call.config_name),
     )

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from transformer_xl.commands import literals
@@ -96,6 +96,7 @@ def explain(
     extra_dirs: list[str],
     overrides: list[str],
     multirun: bool,
+    instead: str | None,
 ) -> str | None:
     """Find the override that Hydra's composition fails at, by composing with more and more of them.
 
@@ -106,12 +107,13 @@ def explain(
         extra_dirs: further folders of choices, from `--config-dir`.
         overrides: in Hydra's grammar.
         multirun: whether a value may be a sweep.
+        instead: what to do for several values with a command that has no sweeps; None: it has.
 
     Returns:
         One sentence; None where the error is not a mistake of the user's.
     """
     with hydra.initialize_config_dir(config_dir=str(config_dir), version_base=VERSION_BASE):
-        composition = _Composition(config_name=config_name, extra_dirs=extra_dirs, multirun=multirun)
+        composition = _Composition(config_name=config_name, extra_dirs=extra_dirs, multirun=multirun, instead=instead)
         for override in composition.groups_first(OverridesParser.create().parse_overrides(overrides)):
             sentence = composition.lay_on(override)
             if sentence is not None:
@@ -124,9 +126,10 @@ def explain(
 class _Composition:
     """A configuration composed from the overrides that have proved right."""
 
-    def __init__(self, *, config_name: str, extra_dirs: list[str], multirun: bool) -> None:
+    def __init__(self, *, config_name: str, extra_dirs: list[str], multirun: bool, instead: str | None) -> None:
         self.config_name = config_name
         self.multirun = multirun
+        self.instead = instead
         self.loader = GlobalHydra.instance().config_loader()
         self.accepted = [
             f"hydra.searchpath=[{literals.quote('file://' + os.path.abspath(folder))}]" for folder in extra_dirs
@@ -146,9 +149,7 @@ class _Composition:
         """Add an override; where it fails, give the sentence that says why."""
         line = str(override.input_line)
         if override.is_sweep_override() and not self.multirun:
-            return (
-                f"{line} names several values: give -m for a run of each, or {override.key_or_group}=[...] for a list"
-            )
+            return f"{line} names several values: {self._for_several(override.key_or_group)}"
         key = override.get_key_element()
         lines = (
             [f"{key}={value}" for value in override.sweep_string_iterator()] if override.is_sweep_override() else [line]
@@ -161,6 +162,12 @@ class _Composition:
         self.accepted.append(lines[0])
         self.config = config
         return None
+
+    def _for_several(self, key: str) -> str:
+        if self.instead is None:
+            return f"give -m for a run of each, or {key}=[...] for a list"
+        is_list = key in _keys(self.config) and isinstance(OmegaConf.select(self.config, key), ListConfig)
+        return f"give {key}=[...] for a list" if is_list else self.instead
 
     def _explain(self, line: str, error: Exception) -> str:
         override = OverridesParser.create().parse_override(line)

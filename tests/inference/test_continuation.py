@@ -222,6 +222,23 @@ def test_the_penalty_multiplies_log_probabilities_of_what_the_text_holds() -> No
     assert drawer.draw(log_probs) == 0
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-46, 1e-39, 1e-37])
+def test_at_a_temperature_too_small_for_float32_the_likeliest_token_is_taken(temperature: float) -> None:
+    log_probs = torch.randn(V, generator=torch.Generator().manual_seed(3)).log_softmax(dim=-1)
+    drawer = Drawer(DrawingRule(temperature=temperature, top_p=0.9, min_p=0.1), seed=1, vocab_size=V)
+    assert {drawer.draw(log_probs) for _ in range(5)} == {int(log_probs.argmax())}
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 1e6])
+def test_the_strongest_penalties_leave_something_to_draw_where_the_text_holds_all(penalty: float) -> None:
+    rule = DrawingRule(temperature=0.8, repetition_penalty=penalty)
+    assert rule.problems() == []
+    drawer = Drawer(rule, seed=1, vocab_size=V)
+    drawer.hold(range(V))
+    drawn = drawer.draw((100 * torch.randn(V, generator=torch.Generator().manual_seed(3))).log_softmax(dim=-1))
+    assert 0 <= drawn < V
+
+
 def test_predictions_that_are_no_numbers_are_named() -> None:
     model = model_of("transformer_xl")
     with torch.no_grad():

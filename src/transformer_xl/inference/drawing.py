@@ -10,6 +10,9 @@ from torch import Tensor
 
 from transformer_xl.inference.drawing_rule import MOST_SEEDS, DrawingRule
 
+_COLDEST = torch.finfo(torch.float32).tiny
+"""Below this temperature a quotient may be 0 / 0; there the likeliest token has all weight long since."""
+
 
 def seed_of_text(seed: int, number: int) -> int:
     """Give a text's own seed, so that its draws are the same whatever other texts are made with it.
@@ -44,7 +47,7 @@ class Drawer:
         """
         if self._held is not None:
             log_probs = torch.where(self._held, log_probs * self._rule.repetition_penalty, log_probs)
-        if self._rule.temperature == 0:
+        if self._rule.temperature < _COLDEST:
             return int(log_probs.argmax())
         tokens, weights = choices(log_probs, self._rule)
         return int(tokens[torch.multinomial(weights, 1, generator=self._generator)])

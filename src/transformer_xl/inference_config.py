@@ -83,6 +83,7 @@ class ScoreConfig(ModelChoice):
     unit: Literal["line", "document"]
     context: Literal["none", "carry"]
     state: str | None
+    unknown: Literal["refuse", "skip"]
     tokens: bool
     format: Literal["table", "jsonl"]
     segment_len: int | Own
@@ -116,6 +117,7 @@ class GenerateConfig(ModelChoice):
     prompt_file: str | None
     prompt_unit: Literal["file", "line"]
     interactive: bool
+    echo: bool
     format: Literal["text", "tokens", "jsonl"]
     sampling: SamplingConfig
     memory: ContextConfig

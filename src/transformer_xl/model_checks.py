@@ -40,6 +40,11 @@ def within(low: float, high: float, **values: float | None) -> list[str]:
     ]
 
 
+def token_counts(low: int, **values: int | None) -> list[str]:
+    """Give a sentence for each number of tokens below a minimum, or beyond all that a memory can hold."""
+    return within(low, _MOST_TOKENS, **values)
+
+
 def checked_model(value: Any) -> AnyModelConfig:
     """Turn plain containers that a file held into a network's configuration that can work.
 
@@ -57,7 +62,7 @@ def check_model(model: ModelConfig) -> list[str]:
     """Give a sentence for each value of a network that cannot work."""
     problems = within(1, _MOST_LAYERS, model__n_layer=model.n_layer)
     problems += within(1, _WIDEST, model__d_model=model.d_model, model__d_embed=model.d_embed)
-    problems += within(0, _MOST_TOKENS, model__mem_len=model.mem_len, model__clamp_len=model.clamp_len)
+    problems += token_counts(0, model__mem_len=model.mem_len, model__clamp_len=model.clamp_len)
     problems += within(0, 1, model__dropout=model.dropout)
     problems += within(0, _LARGEST_STD, model__init_std=model.init_std, model__proj_init_std=model.proj_init_std)
     if isinstance(model, TransformerConfig):

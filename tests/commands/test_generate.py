@@ -110,7 +110,7 @@ def test_samples_and_prompts_come_in_order_each_as_alone(letters: Path, run: Run
     warm = {"sampling__temperature": 1.5}
     out, _ = run(letters, prompt_file=str(path), prompt_unit="line", **several, **warm)
     made = [json.loads(line) for line in out.splitlines()]
-    assert [(text["prompt"], text["sample"]) for text in made] == [(p, s) for p in range(3) for s in range(3)]
+    assert [(text["prompt"], text["sample"]) for text in made] == [(p, s) for p in (1, 2, 3) for s in (1, 2, 3)]
     assert len({text["text"] for text in made[:3]}) == 3
     assert {text["ended"] for text in made} <= {"n_tokens", "document"}
     alone = [run(letters, prompt=prompt, **warm)[0] for prompt in prompts]
@@ -170,6 +170,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"interactive": True, "format": "jsonl"}, "format is jsonl"),
     ({"format": "tokens", "sampling__stop": ["a"]}, "sampling.stop is .* format=tokens"),
     ({"memory__mem_len": -1}, "memory.mem_len is -1"),
+    ({"memory__mem_len": 2**31}, "memory.mem_len is 2147483648"),
+    ({"memory__mem_len": 0, "memory__same_length": True}, "memory.same_length is true with memory.mem_len 0"),
+    ({"sampling__segment_len": 2**31}, "sampling.segment_len is 2147483648"),
+    ({"sampling__repetition_penalty": 1e39}, "sampling.repetition_penalty is 1e.39, and must be at least 0.000001 and"),
+    ({"prompt_file": ""}, "prompt_file is empty"),
     ({"seed": -1}, "seed is -1"),
 ]
 
@@ -181,7 +186,7 @@ def test_nonsense_is_refused_before_a_model_is_looked_for(settings: dict[str, An
 
 
 def test_a_file_that_is_not_there_is_named_before_a_model_is_looked_for(run: Run) -> None:
-    with pytest.raises(FileNotFoundError, match="/nowhere/\u6c49"):
+    with pytest.raises(UserError, match="prompt_file=/nowhere/\u6c49 cannot be read: No such file"):
         run(Path("no model"), prompt_file="/nowhere/\u6c49")
 
 
@@ -194,8 +199,7 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
         (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32 is none of the model's, which are 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
         (letters, {"prompt_file": str(binary)}, "binary: the text is no UTF-8: it holds the byte 0xff"),
-        (letters, {"memory__mem_len": 0, "memory__same_length": True}, "same_length is true with mem_len 0"),
-        (symbols, {}, "give a prompt"),
+        (symbols, {}, "^prompt is null or empty, and the symbol vocabulary .*give a prompt"),
         (symbols, {"prompt": "1", "memory__clamp_len": 3}, "clamp_len is 3"),
         (nameless, {"prompt": "a"}, "no vocabulary"),
         (nameless, {"format": "tokens"}, "give ids"),
@@ -211,7 +215,7 @@ def test_turns_are_remembered_until_they_are_forgotten(letters: Path, run: Run, 
     def talk(*lines: str) -> list[str]:
         typed("".join(f"{line}\n" for line in lines).encode())
         out, err = run(letters, interactive=True, **greedy)
-        assert err.count(">>> ") == [*lines, "/quit"].index("/quit") + 1
+        assert ">>> " not in err  # nobody types
         return out.removesuffix("\n").split("\n")
 
     def alone(prompt: str) -> str:
@@ -227,9 +231,12 @@ def test_turns_are_remembered_until_they_are_forgotten(letters: Path, run: Run, 
 
 
 def test_a_line_that_cannot_be_said_is_refused_and_the_talk_goes_on(letters: Path, run: Run, typed: Any) -> None:
-    typed(b"Zz\nonce\n")
+    typed(b"Zz\n/rest of it\n//slash\n/help\nonce\n")
     out, err = run(letters, interactive=True)
     assert "error: the line: the text holds 'Z'" in err
+    assert "error: /rest of it is no command: an empty line goes on" in err
+    assert "error: the line: the text holds '/'" in err
+    assert err.count("/reset begins anew") == 3
     typed(b"once\n")
     assert out == run(letters, interactive=True)[0]
 
@@ -246,7 +253,8 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
 
     monkeypatch.setattr(conversation, "say", interrupt)
     typed(b"once\nmore\n")
-    run(letters, interactive=True, sampling__n_tokens=20, sampling__end_at_document=False)
+    _, err = run(letters, interactive=True, sampling__n_tokens=20, sampling__end_at_document=False)
+    assert err.count("(stopped)") == 1
     assert said[3] == "\n" or said[2].endswith("\n")
     assert len(said) > 20
 
@@ -256,6 +264,44 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
     pipe = SimpleNamespace(isatty=lambda: False, buffer=SimpleNamespace(readline=leave))
     monkeypatch.setattr(sys, "stdin", pipe)
     assert run(letters, interactive=True)[0] == ""
+
+
+def test_a_prompt_is_answered_first_and_again_when_all_else_is_forgotten(letters: Path, run: Run, typed: Any) -> None:
+    greedy = {"sampling__temperature": 0, "sampling__n_tokens": 5, "prompt": "once"}
+    alone = run(letters, **greedy)[0]
+    typed(b"more\n/reset\n")
+    out, _ = run(letters, interactive=True, **greedy)
+    assert out.startswith(alone)
+    assert out.removeprefix(alone).endswith(f"\n{alone}")
+    typed(b"")
+    assert run(letters, interactive=True, echo=True, **greedy)[0] == f"once{alone}"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampling__samples": 2}, {"format": "jsonl"}, {"format": "tokens", "prompt": "7  8"}], ids=str
+)
+def test_a_prompt_is_printed_where_that_is_asked_for(letters: Path, run: Run, settings: dict[str, Any]) -> None:
+    asked = {"prompt": "once ", "sampling__end_at_document": False, **settings}
+    plain, echoed = (run(letters, **asked, echo=echo)[0] for echo in (False, True))
+    if asked.get("format") == "jsonl":
+        assert json.loads(echoed)["text"] == "once " + json.loads(plain)["text"]
+    elif asked.get("format") == "tokens":
+        assert echoed == f"7 8 {plain}"
+    else:
+        headed = ["--- sample 1 ---\n", "--- sample 2 ---\n"] if "sampling__samples" in asked else [""]
+        for header in headed:
+            plain = plain.replace(header, f"{header}once ", 1)
+        assert echoed == plain
+
+
+@pytest.mark.parametrize("changes", [{}, {"sampling__samples": 2}, {"interactive": True}], ids=str)
+def test_with_standard_output_closed_there_is_nobody_who_reads(
+    letters: Path, run: Run, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stdin", None)
+    _, err = run(letters, prompt="a", **changes)
+    assert "tokens" not in err
 
 
 @pytest.mark.parametrize("samples", [1, 2])

@@ -22,11 +22,15 @@ import torch
 
 import transformer_xl as txl
 from tests.conftest import REPOSITORY
-from tests.model.kinds import config_of
+from tests.model.kinds import config_of, model_of
 from transformer_xl.commands import command_line
 from transformer_xl.commands.score import check, score
-from transformer_xl.data.tokenizer import ByteVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.commands.score_printing import ScorePrinter, text_of
+from transformer_xl.commands.session_file import SessionFile
+from transformer_xl.data.tokenizer import ByteVocabulary, CharVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
+from transformer_xl.inference import texts
+from transformer_xl.inference.scoring import TextScore
 from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference_config import ContextConfig, ScoreConfig
 from transformer_xl.model.registry import make_model
@@ -35,10 +39,12 @@ WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
 ENDS = ByteVocabulary(end_of_document=True)
 
 
-def saved_model(folder: Path, vocabulary: Vocabulary | None, *, seed: int = 1, vocab_size: int = 20) -> Path:
+def saved_model(
+    folder: Path, vocabulary: Vocabulary | None, *, seed: int = 1, vocab_size: int = 20, mem_len: int = 7
+) -> Path:
     torch.manual_seed(seed)
     model = make_model(
-        config_of("transformer_xl", init_std=0.3, same_length=True),
+        config_of("transformer_xl", init_std=0.3, same_length=mem_len > 0, mem_len=mem_len),
         vocab_size=vocab_size if vocabulary is None else vocabulary.size,
     )
     model.vocabulary = vocabulary
@@ -119,24 +125,30 @@ def test_each_line_is_scored_alone_whatever_their_order(byte_model: Path, tmp_pa
 
 def test_tokens_and_texts_as_json(word_model: Path, tmp_path: Path, call: Call) -> None:
     file = texts_in(tmp_path / "texts", b"the cat\n\nthe dog sat\n")
-    texts = call(word_model, file, "format=jsonl", "unit=document").objects
-    assert [sorted(text) for text in texts] == [["bits_per_byte", "nats", "ppl", "text", "tokens"]] * 2
-    assert [text["tokens"] for text in texts] == [3, 4]
+    found = call(word_model, file, "format=jsonl", "unit=document").objects
+    assert [sorted(text) for text in found] == [["bits_per_byte", "nats", "ppl", "text", "text_begins", "tokens"]] * 2
+    assert [text["tokens"] for text in found] == [3, 4]
+    assert [text["text_begins"] for text in found] == ["the cat", "the dog sat"]
     tokens = call(word_model, file, "unit=document", "tokens=true").objects
     assert [(token["text"], token["position"], token["token"], token["id"]) for token in tokens] == [
         *((1, place, WORDS.symbols[number], number) for place, number in enumerate([2, 3, 0])),
         *((2, place, WORDS.symbols[number], number) for place, number in enumerate([2, 1, 4, 0])),
     ]
-    assert sum(token["nats"] for token in tokens if token["text"] == 2) == pytest.approx(texts[1]["nats"], rel=1e-9)
+    assert sum(token["nats"] for token in tokens if token["text"] == 2) == pytest.approx(found[1]["nats"], rel=1e-9)
     empty = call(word_model, texts_in(tmp_path / "texts", b"\n"), "format=jsonl")
-    assert empty.objects == [{"text": 1, "nats": None, "bits_per_byte": None, "ppl": None, "tokens": 0}]
+    assert empty.objects == [
+        {"text": 1, "nats": None, "bits_per_byte": None, "ppl": None, "tokens": 0, "text_begins": ""}
+    ]
     assert "1 text, 0 tokens; " in empty.err
 
 
 def test_lines_that_read_on_cost_what_their_text_costs(byte_model: Path, tmp_path: Path, call: Call) -> None:
     text = b"the cat\nsat on\n\nthe mat\n" * 3
     file = texts_in(tmp_path / "texts", text)
-    lines = call(byte_model, file, "format=jsonl", "context=carry").objects
+    found = call(byte_model, file, "format=jsonl", "context=carry")
+    lines = found.objects
+    assert "each reads on from the one before, the first after <eod>" in found.err
+    assert "segments are counted from each text's beginning: sums are those of the joined text\n" in found.err
     assert sum(line["tokens"] for line in lines) == len(text)
     tokens = torch.tensor([[ENDS.end_of_document, *text]])
     session = txl.stream(txl.load_model(byte_model), batch_size=1)
@@ -152,6 +164,12 @@ def test_a_session_goes_on_where_the_last_command_ended(byte_model: Path, tmp_pa
         call(byte_model, texts_in(tmp_path / "part", part), "format=jsonl", "context=carry", state)
         for part in (first, second)
     ]
+    for part, words in zip(parts, ["the first after <eod>", "the first from what the state has read"], strict=True):
+        assert words in part.err
+        assert part.err.splitlines()[-1].endswith("written to " + state.removeprefix("state="))
+    assert [f"saved {words}" in part.err for part, words in zip(parts, ("is new", "was read"), strict=True)] == [
+        True
+    ] * 2
     found = [text["nats"] for part in parts for text in part.objects]
     assert found == pytest.approx([text["nats"] for text in both.objects], rel=1e-6)
     kept = (tmp_path / "a session, saved").read_bytes()
@@ -173,6 +191,19 @@ def test_a_session_goes_on_where_the_last_command_ended(byte_model: Path, tmp_pa
     assert "is damaged" in damaged.err
 
 
+def test_a_session_that_cannot_be_written_is_told_by_its_setting(tmp_path: Path) -> None:
+    session = SessionFile(tmp_path / "gone" / "state", model=model_of("gru"), settings={})
+    with pytest.raises(UserError, match=r"^state=.*gone/state cannot be written: .*No such file"):
+        session.write({"last": torch.zeros(1)})
+
+
+def test_a_model_that_remembers_nothing_carries_nothing(tmp_path: Path, call: Call) -> None:
+    model = saved_model(tmp_path / "model", ENDS, mem_len=0)
+    refused = call(model, texts_in(tmp_path / "texts", b"a"), "context=carry", f"state={tmp_path / 'state'}")
+    assert (refused.status, refused.out) == (2, "")
+    assert "context is carry and memory.mem_len is 0, so that nothing but one token" in refused.err
+
+
 CONFIG = ScoreConfig(
     run="no/model",
     checkpoint="best",
@@ -182,6 +213,7 @@ CONFIG = ScoreConfig(
     unit="line",
     context="none",
     state=None,
+    unknown="refuse",
     tokens=False,
     format="table",
     segment_len="own",
@@ -193,11 +225,22 @@ CONFIG = ScoreConfig(
     ("changes", "words"),
     [
         ({"segment_len": 0}, "segment_len is 0, and must be at least 1"),
+        ({"segment_len": 2**31}, "segment_len is 2147483648, and must be at least 1 and below 2147483648"),
+        ({"memory": ContextConfig(mem_len=2**31, clamp_len=1, same_length="own")}, "memory.mem_len is 2147483648"),
+        ({"memory": ContextConfig(mem_len=9, clamp_len=2**40, same_length="own")}, "memory.clamp_len is 10995116277"),
         ({"memory": ContextConfig(mem_len=-1, clamp_len=None, same_length="own")}, "memory.mem_len is -1, and must be"),
         ({"memory": ContextConfig(mem_len=9, clamp_len=-2, same_length="own")}, "memory.clamp_len is -2, and must be"),
         ({"memory": ContextConfig(mem_len=0, clamp_len=None, same_length=True)}, "memory.same_length is true with"),
         ({"state": "some"}, "state is some with context none, where no text reads on: it needs context=carry"),
         ({"state": "/dev/null/some", "context": "carry"}, "state=/dev/null/some must be a file in a folder that exi"),
+        ({"state": "", "context": "carry"}, "state is empty, and must name a file"),
+        ({"state": "/dev/null", "context": "carry"}, "state=/dev/null is no regular file"),
+        ({"state": "/proc/some", "context": "carry"}, "state=/proc/some cannot be written: "),
+        ({"unknown": "skip", "context": "carry"}, "unknown is skip with context carry"),
+        (
+            {"context": "carry", "memory": ContextConfig(mem_len=0, clamp_len=None, same_length="own")},
+            "context is carry and memory.mem_len is 0",
+        ),
         ({"texts": "none, here"}, "texts=none, here names no file"),
         ({"texts": "."}, "texts=. is a folder"),
         ({"tokens": True}, "format is table with tokens=true"),
@@ -210,14 +253,21 @@ def test_nonsense_is_refused(changes: dict[str, Any], words: str) -> None:
         check(dataclasses.replace(CONFIG, **changes), given=["format"])
 
 
+def test_looking_whether_a_session_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    check(dataclasses.replace(CONFIG, context="carry", state=str(tmp_path / "state")), given=[])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
     refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "state=x", "format=table", "tokens=true")
     assert refused.status == 2
-    assert refused.err.startswith("error: segment_len is 0, and must be at least 1; format is table")
+    assert refused.err.startswith("error: segment_len is 0, and must be at least 1 and below 2147483648; format")
     assert (
         "; texts=no, file names no file, and must name one, or be - for standard input; state is x with" in refused.err
     )
     assert refused.err.count("\n") == 1
+    several = call(Path("no/model at all"), "texts=x", "segment_len=1,2")
+    assert several.err == "error: segment_len=1,2 names several values: call this command once for each\n"
 
 
 def test_what_cannot_be_read_is_named_and_what_was_printed_stays(word_model: Path, tmp_path: Path, call: Call) -> None:
@@ -272,6 +322,14 @@ def test_a_line_is_answered_before_the_next_is_there(
     os.close(hears)
 
 
+def test_a_standard_output_that_was_closed_before_is_read_by_nobody(
+    byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    found = call(byte_model, texts_in(tmp_path / "texts", b"a\nb\n"))
+    assert (found.status, found.err.splitlines()[-1]) == (0, "texts    begin after <eod>")
+
+
 def test_a_reader_that_goes_away_ends_the_command_silently(
     byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -316,6 +374,55 @@ def test_a_signal_ends_after_the_text_and_saves_the_session(
     assert "1 text, 8 tokens" in stopped.err
     went_on = call(byte_model, texts_in(tmp_path / "texts", b"sat\n"), *carry, f"state={tmp_path / 'state'}")
     assert went_on.objects[0]["nats"] == pytest.approx(expected.objects[1]["nats"], rel=1e-6)
+
+
+def test_a_text_that_cannot_be_said_is_skipped_where_that_is_asked_for(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved_model(tmp_path / "model", CharVocabulary([*"abc \n"]))
+    monkeypatch.setattr(texts, "PART_BYTES", 8)
+    alone = call(model, texts_in(tmp_path / "texts", b"abc\nc b a\n"), "format=jsonl").objects
+    data = b"abc\n" + b"ab ca " * 5 + b"Z\nc b a\n"  # what is read of the second before its Z must not stay
+    refused = call(model, texts_in(tmp_path / "texts", data))
+    assert (refused.status, len(refused.rows)) == (2, 1)
+    skipped = call(model, f"texts={tmp_path / 'texts'}", "format=jsonl", "unknown=skip")
+    first, second, third = skipped.objects
+    assert [first, third | {"text": 2}] == alone
+    assert "the text holds 'Z'" in second.pop("error")
+    assert second.pop("text_begins") == "ab ca " * 5 + "Z"
+    assert second == {"text": 2, "nats": None, "bits_per_byte": None, "ppl": None, "tokens": None}
+    assert "3 texts, 6 tokens, " in skipped.err
+    assert ", 1 text skipped; " in skipped.err
+    table = call(model, f"texts={tmp_path / 'texts'}", "unknown=skip")
+    assert table.rows[1] == ["2", "", "", "", ""]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_columns_stand_below_each_other_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Screen())
+    printer = ScorePrinter(CONFIG, ENDS)
+    printer.header()
+    printer.text(1, TextScore(nats=2.0, predictions=1, tokens=1, text_bytes=1))
+    printer.text(12345, TextScore())
+    printer.skipped(7, "why")
+    lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert [line.split() for line in lines[:2]] == [
+        ["text", "nats", "bits_per_byte", "ppl", "tokens"],
+        ["1", "2.000000", "2.885390", "7.389056", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "number", "text"),
+    [(ENDS, 32, " "), (ENDS, 10, "\n"), (ENDS, 0xC3, "'\\xc3'"), (ENDS, 256, "<eod>"), (WORDS, 0, "<eos>")],
+)
+def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Vocabulary, number: int, text: str) -> None:
+    assert text_of(number, vocabulary) == text
 
 
 @pytest.mark.slow

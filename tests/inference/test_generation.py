@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -42,7 +43,8 @@ def test_a_text_is_continued_with_text_and_ids_with_the_same_ids() -> None:
     )
     assert len(ids) == 20
     assert text == LETTERS.decode(ids)
-    assert list(generate(model, torch.tensor([1, 2]), n_tokens=3)) == list(generate(model, [1, 2], n_tokens=3))
+    for same in (torch.tensor([1, 2]), torch.tensor([[1, 2]]), np.array([1, 2]), (1, 2)):
+        assert list(generate(model, same, n_tokens=np.int64(3))) == list(generate(model, [1, 2], n_tokens=3))
     assert txl.generate is generate
 
 
@@ -119,10 +121,20 @@ def test_without_anything_to_begin_after_a_prompt_is_asked_for() -> None:
         ({"mem_len": -1}, "mem_len is -1"),
         ({"seed": -1}, "seed is -1"),
         ({"stop": [""]}, "stop is"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty is 1e.39"),
+        ({"mem_len": 2**31}, "mem_len is 2147483648"),
+        ({"n_tokens": 2.5}, "^n_tokens is 2.5, and must be a whole number$"),
+        (
+            {"seed": 1.5, "stop": None},
+            "^seed is 1.5, and must be a whole number; stop is None, and must be a list or a",
+        ),
+        ({"top_k": 2.5}, "^top_k is 2.5, and must be a whole number or null$"),
+        ({"temperature": "hot"}, "^temperature is 'hot', and must be a number$"),
+        ({"same_length": 1}, "^same_length is 1, and must be true or false or null$"),
     ],
     ids=str,
 )
-def test_nonsense_is_refused_at_once(settings: GenerationSettings, words: str) -> None:
+def test_nonsense_is_refused_at_once(settings: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         generate(writer_of_letters(), "a", **settings)
 
@@ -135,6 +147,11 @@ def test_prompts_that_the_model_cannot_read_are_refused_at_once() -> None:
         generate(model, [1, 32])
     with pytest.raises(UserError, match="no id"):
         generate(model, [])
+    for prompt in ([1.7, 2], torch.tensor([1.0]), 5, ["a"]):
+        with pytest.raises(UserError, match=r"^prompt is .*, and must be a text, or ids, which are whole numbers$"):
+            generate(model, prompt)  # type: ignore[call-overload]
+    with pytest.raises(UserError, match=r"^prompt has the shape \(2, 3\)"):
+        generate(model, torch.ones(2, 3))
     with pytest.raises(UserError, match="a prompt of ids"):
         generate(model, [1], stop="a")
     with pytest.raises(ValueError, match="eval"):

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -50,15 +51,17 @@ def generate(composed: DictConfig, context: RunContext) -> None:
     placed = source.placed(device=config.device, precision=config.precision)
     maker = _maker(config, source, placed)
     tokens = [maker.codec.tokens_of(prompt) for prompt in prompts if prompt.text or not config.interactive]
+    shown = [maker.codec.shown(prompt) if config.echo else "" for prompt in prompts]
     _introduce(source, placed)
     with until_nobody_reads(), placed.autocast():  # once for all tokens: it keeps the weights that it rounds
         if config.interactive:
             (prompt,) = prompts
-            converse(Conversation(maker.begin, maker.codec, prompt, n_tokens=maker.n_tokens, end=maker.end))
+            conversation = Conversation(maker.begin, maker.codec, prompt, n_tokens=maker.n_tokens, end=maker.end)
+            converse(conversation, echo=config.echo)
         elif len(tokens) * config.sampling.samples == 1 and config.format != "jsonl":
-            _print_one(maker, tokens[0])
+            _print_one(maker, tokens[0], shown=shown[0])
         else:
-            _print_several(maker, tokens, config)
+            _print_several(maker, tokens, config, shown=shown)
 
 
 def _maker(config: GenerateConfig, source: Source, placed: Placed) -> Maker:
@@ -105,51 +108,53 @@ def _introduce(source: Source, placed: Placed) -> None:
     note(f"{source.name}: {model.config.kind}, {parameters:,} parameters, {placed.precision} on {device}")
 
 
-def _print_one(maker: Maker, prompt: list[int]) -> None:
-    """Print one text as it is made."""
+def _print_one(maker: Maker, prompt: list[int], *, shown: str) -> None:
+    """Print one text as it is made, behind what is shown of its prompt."""
     from transformer_xl.commands.closed_pipe import note, say
     from transformer_xl.inference.continuation import continued
 
     growing = maker.growing(prompt)
-    last, start = "", time.perf_counter()
+    say(shown)
+    last, draws = shown, 0
+    start = begun = time.perf_counter()
     try:
         for piece in continued(maker.begin(), prompt, growing):
+            begun = begun if draws else time.perf_counter()  # reading the prompt is over with the first draw
+            draws += 1
             say(piece)
             last = piece or last
     except KeyboardInterrupt:
         say("\n")
         raise
-    seconds = time.perf_counter() - start
+    speed = f", {(draws - 1) / (time.perf_counter() - begun):,.1f} a second from then on" if draws > 1 else ""
     if not last.endswith("\n"):
         say("\n")
-    note(f"{_counted(len(growing.tokens), seconds)}, ended by {_ENDINGS[growing.ended or 'n_tokens']}")
+    counted = f"{len(growing.tokens):,} tokens, the first after {begun - start:.2f} s{speed}"
+    note(f"{counted}, ended by {_ENDINGS[growing.ended or 'n_tokens']}")
 
 
 _ENDINGS = {"n_tokens": "sampling.n_tokens", "stop": "sampling.stop", "document": "the end of a document"}
 
 
-def _print_several(maker: Maker, prompts: list[list[int]], config: GenerateConfig) -> None:
-    """Print each text when it is complete."""
+def _print_several(maker: Maker, prompts: list[list[int]], config: GenerateConfig, *, shown: Sequence[str]) -> None:
+    """Print each text when it is complete, behind what is shown of its prompt."""
     from transformer_xl.commands.closed_pipe import note, say
 
     sampling, start, count = config.sampling, time.perf_counter(), 0
     for made in maker.texts(prompts, samples=sampling.samples, batch_size=sampling.batch_size):
+        text = shown[made.prompt - 1] + made.text
         if config.format == "jsonl":
-            say(json.dumps(dataclasses.asdict(made), ensure_ascii=False) + "\n")
+            say(json.dumps(dataclasses.asdict(made) | {"text": text}, ensure_ascii=False) + "\n")
         elif config.format == "tokens":
-            say(made.text + "\n")
+            say(text + "\n")
         else:
-            end = "" if made.text.endswith("\n") else "\n"
-            say(f"{_header(made, prompts=len(prompts), samples=sampling.samples)}\n{made.text}{end}")
+            end = "" if text.endswith("\n") else "\n"
+            say(f"{_header(made, prompts=len(prompts), samples=sampling.samples)}\n{text}{end}")
         count += made.tokens
-    note(_counted(count, time.perf_counter() - start))
+    note(f"{count:,} tokens, {count / (time.perf_counter() - start):,.1f} a second, the reading of prompts included")
 
 
 def _header(made: Made, *, prompts: int, samples: int) -> str:
-    numbers = [f"prompt {made.prompt + 1}"] if prompts > 1 else []
-    numbers += [f"sample {made.sample + 1}"] if samples > 1 else []
+    numbers = [f"prompt {made.prompt}"] if prompts > 1 else []
+    numbers += [f"sample {made.sample}"] if samples > 1 else []
     return f"--- {', '.join(numbers)} ---"
-
-
-def _counted(tokens: int, seconds: float) -> str:
-    return f"{tokens:,} tokens, {tokens / seconds:,.1f} a second"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from transformer_xl.commands import command_line
 from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.context_checks import check_memory, number
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ScoreConfig
-from transformer_xl.model_checks import at_least
+from transformer_xl.model_checks import token_counts
 from transformer_xl.parsing import parse
 
 STANDARD_INPUT = "-"
@@ -47,34 +49,69 @@ def check(config: ScoreConfig, *, given: Collection[str]) -> None:
     Raises:
         UserError: every problem found, in one sentence.
     """
-    memory = config.memory
-    problems = at_least(1, segment_len=_number(config.segment_len))
-    problems += at_least(0, memory__mem_len=_number(memory.mem_len), memory__clamp_len=_number(memory.clamp_len))
-    if memory.same_length is True and memory.mem_len == 0:
-        problems.append("memory.same_length is true with memory.mem_len 0, and needs a memory.mem_len of at least 1")
+    problems = token_counts(1, segment_len=number(config.segment_len)) + check_memory(config.memory)
     if config.tokens and config.format == "table" and "format" in given:
         problems.append("format is table with tokens=true, which writes JSON lines: give format=jsonl, or leave it out")
-    problems += _check_files(config)
+    problems += _check_texts(config.texts) + _check_carrying(config)
+    if config.state is not None:
+        problems += _check_state(config.state)
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _check_files(config: ScoreConfig) -> list[str]:
-    problems = []
-    texts = os.path.expanduser(config.texts)
-    if config.texts != STANDARD_INPUT and not os.path.exists(texts):
-        problems.append(f"texts={config.texts} names no file, and must name one, or be - for standard input")
-    elif os.path.isdir(texts):
-        problems.append(f"texts={config.texts} is a folder, and must be a file, or - for standard input")
-    if config.state is None:
-        return problems
-    if config.context == "none":
+def check_carried(config: ScoreConfig, *, mem_len: int | None) -> list[str]:
+    """Refuse to carry what a model forgets.
+
+    Args:
+        config: of the command.
+        mem_len: which it reads with; None: not known yet.
+    """
+    if config.context == "none" or mem_len != 0:
+        return []
+    return [
+        f"context is {config.context} and memory.mem_len is 0, so that nothing but one token would be carried from "
+        "text to text: a model with a memory is needed, or context=none"
+    ]
+
+
+def _check_texts(texts: str) -> list[str]:
+    path = os.path.expanduser(texts)
+    if texts != STANDARD_INPUT and not os.path.exists(path):
+        return [f"texts={texts} names no file, and must name one, or be - for standard input"]
+    if os.path.isdir(path):
+        return [f"texts={texts} is a folder, and must be a file, or - for standard input"]
+    return []
+
+
+def _check_carrying(config: ScoreConfig) -> list[str]:
+    problems = check_carried(config, mem_len=number(config.memory.mem_len))
+    if config.state is not None and config.context == "none":
         problems.append(f"state is {config.state} with context none, where no text reads on: it needs context=carry")
-    state = os.path.expanduser(config.state)
-    if os.path.isdir(state) or not os.path.isdir(os.path.dirname(os.path.abspath(state))):
-        problems.append(f"state={config.state} must be a file in a folder that exists")
+    if config.unknown == "skip" and config.context == "carry":
+        problems.append("unknown is skip with context carry, where each text needs the one before: give context=none")
     return problems
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+def _check_state(state: str) -> list[str]:
+    if not state:
+        return ["state is empty, and must name a file"]
+    path = Path(os.path.expanduser(state))
+    if path.exists() and not path.is_file():
+        return [f"state={state} is no regular file, and must name one, or one that is not there yet"]
+    if not path.parent.is_dir():
+        return [f"state={state} must be a file in a folder that exists"]
+    reason = _why_unwritable(path)
+    return [] if reason is None else [f"state={state} cannot be written: {reason}"]
+
+
+def _why_unwritable(path: Path) -> str | None:
+    """Try the name that the file has until it is whole; permissions alone tell too little of what a system allows."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    is_new = not temporary.exists()
+    try:
+        temporary.open("ab").close()
+        if is_new:
+            temporary.unlink()
+    except OSError as error:
+        return error.strerror
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -10,14 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 
-from transformer_xl.commands.score import STANDARD_INPUT
+from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, standard_input
+from transformer_xl.commands.score import STANDARD_INPUT, check_carried
+from transformer_xl.commands.score_printing import ScorePrinter
 from transformer_xl.commands.session_file import SessionFile
 from transformer_xl.commands.sources import Source, find_source
 from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
 from transformer_xl.data_config import CorpusConfig
 from transformer_xl.errors import Stopped, UserError
-from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts, resolved_lengths
-from transformer_xl.inference.text_ids import Encoded, TextEncoder
+from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, resolved_lengths
+from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Input, Part, read_texts
 from transformer_xl.inference_config import ScoreConfig
 from transformer_xl.model.interface import LanguageModel
@@ -25,7 +26,7 @@ from transformer_xl.training.signals import StopSignals
 
 _SEGMENT_LEN = 128
 """Tokens read at once by a model that does not come from a run."""
-_COLUMNS = ("text", "nats", "bits_per_byte", "ppl", "tokens")
+_NO_VOCABULARY = "; the model has no vocabulary, so that texts must be token ids"
 
 
 class ScoringRun:
@@ -47,10 +48,15 @@ class ScoringRun:
             self._vocabulary, unit=config.unit, reads_on=reads_on, has_line_ends=_has_line_ends(self._source)
         )
         self._lengths = _lengths(config, self._source, model)
+        for problem in check_carried(config, mem_len=self._lengths.mem_len):
+            raise UserError(problem)
         self._scorer = Scorer(model, lengths=self._lengths, start=self._encoder.start, reads_on=reads_on)
+        self._printer = ScorePrinter(config, self._vocabulary)
+        self._goes_on = False
         self._session = None if config.state is None else self._session_file(Path(os.path.expanduser(config.state)))
         self._total = TextScore()
         self._texts = 0
+        self._skipped = 0
 
     def run(self) -> None:
         """Score all texts.
@@ -59,14 +65,16 @@ class ScoringRun:
             UserError: a text cannot be read; what was printed before it stays, and the session's file as it was.
             Stopped: by a signal, at once or after the text that a session is in.
         """
-        print("\n".join(self._opening_lines()), file=sys.stderr, flush=True)
+        note("\n".join(self._opening_lines()))
         began = time.perf_counter()
         with StopSignals() as signals:
             try:
                 with _opened(self._config.texts) as source, self._placed.autocast():
                     self._read(source, signals)
             except BrokenPipeError:
-                _discard_output()
+                discard_output()
+                if self._session is not None:
+                    note(f"state    {self._config.state} stays as it was: nobody reads the scores")
                 return
             except Stopped as stopped:
                 assert signals.received is not None
@@ -79,64 +87,66 @@ class ScoringRun:
             self._finish(began)
 
     def _read(self, source: Input, signals: StopSignals) -> None:
-        if not self._config.tokens and self._config.format == "table":
-            _print("\t".join(_COLUMNS))
+        self._printer.header()
         parts = read_texts(
             source,
             unit=self._config.unit,
             keeps_blank_lines=self._config.context == "carry",
             find_cut=self._encoder.find_cut,
         )
-        score = TextScore()
+        score: TextScore | None = TextScore()
         for part in parts:
             if part.begins:
                 score = TextScore()
+                self._printer.begin(part)
                 if self._session is not None:
                     signals.hold()  # a session can be saved only between two texts
-            try:
-                encoded = self._encoded(part)
-                score += TextScore(tokens=len(encoded.ids), text_bytes=encoded.text_bytes, unknown=encoded.unknown)
-                for costs in self._scorer.read(encoded.ids, begins=part.begins, ends=part.ends):
-                    score += TextScore(nats=float(costs.nats.sum()), predictions=len(costs.nats))
-                    if self._config.tokens:
-                        self._print_tokens(costs)
-            except UserError as error:
-                raise UserError(self._named(error, line=part.line)) from error
+            if score is not None:
+                score = self._with(part, score)
             if part.ends:
-                self._texts += 1
-                self._total += score
-                if not self._config.tokens:
-                    self._print_text(score)
+                self._end(score)
                 if self._session is not None:
                     signals.release()
 
-    def _print_text(self, score: TextScore) -> None:
-        nats = score.nats if score.predictions else None
-        values = (self._texts, nats, score.bits_per_byte, score.perplexity, score.predictions)
-        if self._config.format == "jsonl":
-            _print(json.dumps(dict(zip(_COLUMNS, values, strict=True))))
-        else:
-            _print("\t".join(map(_cell, values)))
+    def _with(self, part: Part, score: TextScore) -> TextScore | None:
+        """Read a part of a text; give what the text has cost with it; None: it is skipped from here on."""
+        try:
+            encoded = self._encoder.encode(part)
+        except UserError as error:
+            if self._config.unknown == "refuse":
+                raise UserError(self._named(error, line=part.line) + self._advice()) from error
+            self._printer.skipped(self._texts + 1, str(error))
+            return None
+        score += TextScore(tokens=len(encoded.ids), text_bytes=encoded.text_bytes, unknown=encoded.unknown)
+        try:
+            for costs in self._scorer.read(encoded.ids, begins=part.begins, ends=part.ends):
+                score += TextScore(nats=float(costs.nats.sum()), predictions=len(costs.nats))
+                self._printer.tokens(costs, text=self._texts + 1)
+        except UserError as error:
+            raise UserError(self._named(error, line=part.line)) from error
+        return score
 
-    def _print_tokens(self, costs: TokenCosts) -> None:
-        lines = [
-            json.dumps(
-                {
-                    "text": self._texts + 1,
-                    "position": costs.position + place,
-                    "token": self._vocabulary.symbol(number),
-                    "id": number,
-                    "nats": nats,
-                }
-            )
-            for place, (number, nats) in enumerate(zip(costs.ids.tolist(), costs.nats.tolist(), strict=True))
-        ]
-        _print("\n".join(lines))
+    def _end(self, score: TextScore | None) -> None:
+        """Count a text that has ended, and print about it, where it was not skipped."""
+        self._texts += 1
+        if score is None:
+            self._skipped += 1
+        else:
+            self._total += score
+            self._printer.text(self._texts, score)
 
     def _finish(self, began: float) -> None:
-        """Save the session, and sum up on standard error."""
-        if self._session is not None:
+        """Save the session, and sum up on standard error, also where it cannot be saved."""
+        if self._session is None:
+            self._sum_up(began)
+            return
+        try:
             self._session.write(self._scorer.state_dict())
+        finally:
+            self._sum_up(began)
+        note(f"state    written to {self._config.state}")
+
+    def _sum_up(self, began: float) -> None:
         total = self._total
         figures = {
             "{:.4f} nats a token": total.nats_per_token,
@@ -145,35 +155,51 @@ class ScoringRun:
         }
         said = [written.format(value) for written, value in figures.items() if value is not None]
         said += [f"{total.unknown:,} of them unknown"] if total.unknown else []
+        said += [f"{_counted(self._skipped, 'text')} skipped"] if self._skipped else []
         speed = total.predictions / (time.perf_counter() - began)
         counts = f"{_counted(self._texts, 'text')}, {_counted(total.predictions, 'token')}"
         settings = ", ".join(f"{name} {_setting(value)}" for name, value in self._settings().items())
-        print(
-            f"score    {', '.join([counts, *said])}; {speed:,.0f} tokens/s\nread     {settings}",
-            file=sys.stderr,
-            flush=True,
-        )
+        note(f"score    {', '.join([counts, *said])}; {speed:,.0f} tokens/s\nread     {settings}")
 
     def _opening_lines(self) -> list[str]:
         model, source = self._placed.model, self._source
         parameters = sum(parameter.numel() for parameter in model.parameters())
         kind = "no vocabulary" if model.vocabulary is None else f"{self._vocabulary.kind} vocabulary"
-        start = self._encoder.start
         lines = [
             f"model    {source.name}: {model.config.kind}, {parameters:,} parameters, {kind} of {model.vocab_size:,}",
             f"device   {next(model.parameters()).device}, precision {self._placed.precision}",
-            "texts    "
-            + (
-                "nothing precedes a text: its first token is not scored"
-                if start is None
-                else f"begin after {self._vocabulary.symbol(start)}"
-            ),
+            f"texts    {self._precedes()}",
         ]
+        if self._config.context == "carry":
+            lines.append(f"         segments are counted from each text's beginning: {self._sums()}")
+        if self._session is not None:
+            lines.append(f"state    {self._config.state} {'was read' if self._goes_on else 'is new'}")
         if not self._encoder.is_of_text:
             lines.append("ids      texts are token ids with blanks between them")
-        if self._config.texts == STANDARD_INPUT and sys.stdin.isatty():
+        if self._config.texts == STANDARD_INPUT and is_terminal(sys.stdin):
             lines.append("input    a text a line; Ctrl-D ends")
         return lines
+
+    def _sums(self) -> str:
+        """Say what texts that read on cost together, against the text that they make."""
+        model = self._placed.model
+        if not model.relative:
+            return "sums are not those of the joined text, whose segments begin elsewhere"
+        if self._lengths.same_length or not model.longer_memory:
+            return "sums are those of the joined text"
+        return "sums are those of the joined text while all of it is within the memory"
+
+    def _precedes(self) -> str:
+        """Say what precedes a text."""
+        last = self._scorer.last
+        if self._config.context == "none":
+            if last is None:
+                return "nothing precedes a text: its first token is not scored"
+            return f"begin after {self._vocabulary.symbol(last)}"
+        if last is None:
+            return "each reads on from the one before; nothing precedes the first, whose first token is not scored"
+        before = "from what the state has read" if self._goes_on else f"after {self._vocabulary.symbol(last)}"
+        return f"each reads on from the one before, the first {before}"
 
     def _settings(self) -> dict[str, object]:
         """Give all that a number of this command depends on besides model and text."""
@@ -201,15 +227,11 @@ class ScoringRun:
                 self._scorer.load_state_dict(tensors)
             except ValueError as error:
                 raise UserError(f"state={path} is damaged: {error}") from error
+            self._goes_on = True
         return session
 
-    def _encoded(self, part: Part) -> Encoded:
-        try:
-            return self._encoder.encode(part)
-        except UserError as error:
-            if self._placed.model.vocabulary is not None:
-                raise
-            raise UserError(f"{error}; the model has no vocabulary, so that texts must be token ids") from error
+    def _advice(self) -> str:
+        return "" if self._placed.model.vocabulary is not None else _NO_VOCABULARY
 
     def _named(self, error: UserError, *, line: int) -> str:
         place = "" if str(error).startswith("line ") else f"line {line}: "
@@ -236,21 +258,8 @@ def _has_line_ends(source: Source) -> bool:
 
 def _opened(texts: str) -> AbstractContextManager[Input]:
     if texts == STANDARD_INPUT:
-        return nullcontext(cast(Input, sys.stdin.buffer))
+        return nullcontext(cast(Input, standard_input()))
     return open(os.path.expanduser(texts), "rb")
-
-
-def _print(lines: str) -> None:
-    print(lines, flush=True)  # whoever feeds a pipe may wait for the answer before writing more
-
-
-def _discard_output() -> None:
-    """Let what is still to be written go nowhere: nobody reads it any more, and the interpreter would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
 def _setting(value: object) -> str:

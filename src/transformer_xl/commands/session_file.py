@@ -11,7 +11,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import UserError, naming_file
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.interop.files import read_safetensors, write_safetensors
 from transformer_xl.model.interface import LanguageModel
 
@@ -69,9 +69,16 @@ class SessionFile:
         return read_safetensors(self.path)
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write a session, whole or not at all."""
-        with naming_file(self.path):
+        """Write a session, whole or not at all.
+
+        Raises:
+            UserError: the disk is full, say.
+        """
+        try:
             write_safetensors(self.path, tensors, **self._marks, **self._settings)
+        except (OSError, safetensors.SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
+            raise UserError(f"state={self.path} cannot be written: {reason}") from error
 
     def _read_marks(self) -> dict[str, str]:
         try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.data.tokenizer import Vocabulary
@@ -15,6 +19,7 @@ from transformer_xl.inference.reading_on import ReadingRule
 from transformer_xl.inference.text_writing import Growing, NumberWriter, TextWriter
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model_checks import at_least, within
+from transformer_xl.parsing import parse
 
 
 class GenerationSettings(TypedDict, total=False):
@@ -33,6 +38,25 @@ class GenerationSettings(TypedDict, total=False):
     mem_len: int | None
     clamp_len: int | Literal["model"] | None
     same_length: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EndingRule:
+    """When a text ends, and the seed of its draws."""
+
+    n_tokens: int
+    seed: int
+    stop: list[str] | str
+    end_at_document: bool
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, n_tokens=self.n_tokens) + within(0, MOST_SEEDS, seed=self.seed)
+        if "" in self.stops():
+            problems.append(f"stop is {self.stop!r}, and must hold texts of at least 1 character")
+        return problems
 
 
 @overload
@@ -69,7 +93,8 @@ def generate(
 
     Args:
         model: in evaluation mode, as `load_model` gives it.
-        prompt: a text, or the ids of one; None or "": a text is begun, after what `first_tokens` says.
+        prompt: a text, or the ids of one, as a tensor (T) or (1, T); None or "": a text is begun, after what
+            `first_tokens` says.
         n_tokens: the most tokens that are drawn.
         temperature: divides log-probabilities; 0: always the likeliest token. See `DrawingRule` for this and the next.
         top_k: only the k likeliest tokens are drawn; None: all.
@@ -91,32 +116,33 @@ def generate(
         UserError: a setting makes no sense, or the vocabulary cannot say the prompt.
         ValueError: the model is in training mode, or cannot follow `mem_len`, `clamp_len` or `same_length`.
     """
-    drawing = DrawingRule(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    drawing = parse(
+        DrawingRule,
+        _plain(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty),
     )
-    stops = [stop] if isinstance(stop, str) else list(stop)
-    reading = ReadingRule(segment_len=segment_len, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length)
-    problems = drawing.problems() + reading.problems() + at_least(1, n_tokens=n_tokens)
-    problems += within(0, MOST_SEEDS, seed=seed)
-    if "" in stops:
-        problems.append(f"stop is {stops}, and must hold texts of at least 1 character")
+    reading = parse(
+        ReadingRule,
+        _plain(segment_len=segment_len, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length),
+    )
+    ending = parse(_EndingRule, _plain(n_tokens=n_tokens, seed=seed, stop=stop, end_at_document=end_at_document))
+    problems = drawing.problems() + reading.problems() + ending.problems()
     if problems:
         raise UserError("; ".join(problems))
     if model.training:
         raise ValueError("generating needs weights that stay as they are: call eval() on the model first")
-    continuation = Continuation(model, drawing=drawing, reading=reading, seeds=[seed])
+    continuation = Continuation(model, drawing=drawing, reading=reading, seeds=[ending.seed])
     vocabulary: Vocabulary | None = model.vocabulary
-    end = vocabulary.end_of_document if vocabulary is not None and end_at_document else None
+    end = vocabulary.end_of_document if vocabulary is not None and ending.end_at_document else None
     if prompt is None or isinstance(prompt, str):
         if vocabulary is None:
             raise UserError("the model has no vocabulary, and a prompt must be ids")
         tokens = vocabulary.encode(prompt or "").tolist() or first_tokens(vocabulary)
-        writer = TextWriter(vocabulary, after=tokens, stops=stops)
-        return filter(None, continued(continuation, tokens, Growing(writer, n_tokens=n_tokens, end=end)))
-    if stops:
-        raise UserError(f"stop is {stops} with a prompt of ids, and needs a prompt that is text")
-    tokens = checked_ids([int(token) for token in prompt], vocab_size=model.vocab_size)
-    return _ids(continuation, tokens, Growing(NumberWriter(), n_tokens=n_tokens, end=end))
+        writer = TextWriter(vocabulary, after=tokens, stops=ending.stops())
+        return filter(None, continued(continuation, tokens, Growing(writer, n_tokens=ending.n_tokens, end=end)))
+    if ending.stops():
+        raise UserError(f"stop is {ending.stop!r} with a prompt of ids, and needs a prompt that is text")
+    tokens = checked_ids(_whole_numbers(prompt), vocab_size=model.vocab_size)
+    return _ids(continuation, tokens, Growing(NumberWriter(), n_tokens=ending.n_tokens, end=end))
 
 
 def checked_ids(ids: Sequence[int], *, vocab_size: int) -> Sequence[int]:
@@ -137,3 +163,27 @@ def _ids(continuation: Continuation, prompt: Sequence[int], growing: Growing) ->
     for _ in continued(continuation, prompt, growing):
         if growing.ended != "document":
             yield growing.tokens[-1]
+
+
+def _plain(**values: object) -> dict[str, object]:
+    """Give settings as plain values, which those of numpy's types are not."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+
+def _whole_numbers(ids: Iterable[int] | Tensor | NDArray[np.generic]) -> list[int]:
+    """Give ids as plain numbers, those of a tensor (1, T) as its row.
+
+    Raises:
+        UserError: they are no whole numbers, or lie in several rows.
+    """
+    if isinstance(ids, Tensor | np.ndarray):
+        if ids.ndim == 2 and ids.shape[0] == 1:
+            ids = ids[0]
+        if ids.ndim != 1:
+            raise UserError(f"prompt has the shape {tuple(ids.shape)}, and must have (T) or (1, T): one text")
+        ids = ids.tolist()
+    try:
+        return [operator.index(number) for number in ids]
+    except TypeError as error:
+        raise UserError(f"prompt is {ids!r:.100}, and must be a text, or ids, which are whole numbers") from error

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.streaming import stream
-from transformer_xl.model_checks import at_least
+from transformer_xl.model_checks import token_counts
 
 _PADDING = 0
 
@@ -43,7 +43,9 @@ class ReadingRule:
     def problems(self) -> list[str]:
         """Give a sentence for each value that no model can follow."""
         clamp_len = None if self.clamp_len == "model" else self.clamp_len
-        return at_least(1, segment_len=self.segment_len) + at_least(0, mem_len=self.mem_len, clamp_len=clamp_len)
+        return token_counts(1, segment_len=self.segment_len) + token_counts(
+            0, mem_len=self.mem_len, clamp_len=clamp_len
+        )
 
 
 class GrowingTexts(ABC):

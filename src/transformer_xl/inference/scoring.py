@@ -135,14 +135,14 @@ class Scorer:
 
         Args:
             ids: any number of them.
-            begins: whether a text begins with them.
+            begins: whether a text begins with them; one that has not ended before is given up.
             ends: whether it ends with them; before its end some of its last tokens may be kept back.
 
         Raises:
             UserError: a loss is no number.
         """
         if begins:
-            self._position = 0
+            self._position, self._unread = 0, _NONE
             if not self._reads_on:
                 self._session, self._last = self._new_session(), self._start
         self._unread = np.concatenate([self._unread, ids])
@@ -150,6 +150,11 @@ class Scorer:
             self._last, self._unread, self._position = int(self._unread[0]), self._unread[1:], 1
         while len(self._unread) >= (1 if ends else self._lengths.segment_len):
             yield self._read_segment(self._unread[: self._lengths.segment_len])
+
+    @property
+    def last(self) -> int | None:
+        """Give the id that precedes what is read next, where texts read on from each other; None: nothing does."""
+        return self._last
 
     def state_dict(self) -> dict[str, Tensor]:
         """Give what was read as tensors, between two texts that read on from each other."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from transformer_xl.commands.closed_pipe import note, say
+from transformer_xl.commands.closed_pipe import is_terminal, note, say, standard_input
 from transformer_xl.commands.generating.prompts import Prompt, without_line_end
 from transformer_xl.commands.generating.token_codecs import Codec
 from transformer_xl.errors import UserError
@@ -17,8 +17,13 @@ from transformer_xl.inference.continuation import Continuation, continued
 from transformer_xl.inference.text_writing import Growing
 
 _ASK = ">>> "
+_HELP = "/help"
 _RESET = "/reset"
 _QUIT = "/quit"
+_HELP_TEXT = (
+    f"an empty line goes on, Ctrl-C stops an answer, {_RESET} begins anew, {_QUIT} ends, {_HELP} says this, "
+    "and // begins a line that begins with /"
+)
 _KEPT = 1024
 """Last tokens that are kept: what is written may depend on the line that it stands in."""
 
@@ -44,6 +49,16 @@ class Conversation:
         self._n_tokens = n_tokens
         self._end = end
         self.forget()
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether something stands before the first line."""
+        return bool(self._prompt.text)
+
+    @property
+    def shown_prompt(self) -> str:
+        """Give what stands before the first line, as it is printed."""
+        return self._codec.shown(self._prompt)
 
     def forget(self) -> None:
         """Begin anew, after the prompt."""
@@ -91,37 +106,65 @@ class Conversation:
         self._recent.extend(tokens)
 
 
-def converse(conversation: Conversation) -> None:
-    """Ask for lines and print answers until there are no more lines, or the person ends it."""
-    note(f"an empty line goes on, {_RESET} forgets, Ctrl-C stops an answer, {_QUIT} ends")
-    while (line := _ask()) is not None and line != _QUIT:
-        if line == _RESET:
+def converse(conversation: Conversation, *, echo: bool) -> None:
+    """Answer the prompt where there is one, then lines, until there are no more, or the person ends it.
+
+    Args:
+        conversation: that begins.
+        echo: whether its prompt is printed before what follows it.
+    """
+    note(_HELP_TEXT)
+    _answer_prompt(conversation, echo=echo)
+    while (line := _ask()) is not None and line.strip() != _QUIT:
+        command = line.strip()
+        if command == _RESET:
             conversation.forget()
-            continue
-        try:
-            pieces = conversation.answer(line)
-        except UserError as mistake:
-            note(f"error: {mistake}")
-            continue
-        last = ""
-        with _interruptible() as interrupted:
-            for piece in pieces:
-                say(piece)
-                last = piece or last
-                if interrupted():
-                    break
-        if not last.endswith("\n"):
-            say("\n")
+            _answer_prompt(conversation, echo=echo)
+        elif command == _HELP:
+            note(_HELP_TEXT)
+        elif line.startswith("/") and not line.startswith("//"):
+            note(f"error: {command} is no command: {_HELP_TEXT}")
+        else:
+            _answer(conversation, line[1:] if line.startswith("//") else line)
+
+
+def _answer_prompt(conversation: Conversation, *, echo: bool) -> None:
+    if echo:
+        say(conversation.shown_prompt)
+    if conversation.has_prompt:
+        _answer(conversation, "")
+
+
+def _answer(conversation: Conversation, line: str) -> None:
+    try:
+        pieces = conversation.answer(line)
+    except UserError as mistake:
+        note(f"error: {mistake}")
+        return
+    last = ""
+    with _interruptible() as interrupted:
+        for piece in pieces:
+            say(piece)
+            last = piece or last
+            if interrupted():
+                break
+        is_stopped = interrupted()
+    if not last.endswith("\n"):
+        say("\n")
+    if is_stopped:
+        note("(stopped)")
 
 
 def _ask() -> str | None:
     """Read a line without its end; None where there is none, or the person wants to leave."""
+    is_typed = is_terminal(sys.stdin)
     try:
-        if sys.stdin.isatty() and sys.stdout.isatty():
+        if is_typed and is_terminal(sys.stdout):
             _load_editing()
             return input(_ASK)
-        print(_ASK, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline()
+        if is_typed:
+            print(_ASK, end="", file=sys.stderr, flush=True)
+        line = standard_input().readline()
     except (EOFError, KeyboardInterrupt):
         note("")
         return None

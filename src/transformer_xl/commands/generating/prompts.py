@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.errors import UserError, naming_file
+from transformer_xl.commands.closed_pipe import standard_input
+from transformer_xl.errors import UserError
 from transformer_xl.inference_config import GenerateConfig
 
 
@@ -28,7 +28,7 @@ def read_prompts(config: GenerateConfig) -> list[Prompt]:
     """Read all prompts; without any, one that is empty.
 
     Raises:
-        UserError: a file without a line, where each is to be a prompt.
+        UserError: a file that cannot be read, or one without a line, where each is to be a prompt.
     """
     if config.prompt_file is None:
         return [Prompt(where="prompt", text=config.prompt or "")]
@@ -52,7 +52,8 @@ def without_line_end(contents: bytes) -> bytes:
 
 def _contents(prompt_file: str) -> bytes:
     if prompt_file == "-":
-        return sys.stdin.buffer.read()
-    path = Path(os.path.expanduser(prompt_file))
-    with naming_file(path):
-        return path.read_bytes()
+        return standard_input().read()
+    try:
+        return Path(os.path.expanduser(prompt_file)).read_bytes()
+    except OSError as error:
+        raise UserError(f"prompt_file={prompt_file} cannot be read: {error.strerror}") from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from transformer_xl.commands.context_checks import check_memory, number
 from transformer_xl.errors import UserError
 from transformer_xl.inference.drawing_rule import MOST_SEEDS, DrawingRule
 from transformer_xl.inference_config import GenerateConfig, SamplingConfig
-from transformer_xl.model_checks import at_least, within
+from transformer_xl.model_checks import at_least, token_counts, within
 
 if TYPE_CHECKING:
     from transformer_xl.commands.sources import Source
@@ -25,20 +26,15 @@ def check(config: GenerateConfig) -> None:
     Raises:
         UserError: every problem found, in one sentence.
     """
-    sampling, memory = config.sampling, config.memory
+    sampling = config.sampling
     problems = drawing_rule(sampling).problems(prefix="sampling.")
     problems += at_least(
         1,
         sampling__n_tokens=sampling.n_tokens,
         sampling__samples=sampling.samples,
         sampling__batch_size=sampling.batch_size,
-        sampling__segment_len=sampling.segment_len if isinstance(sampling.segment_len, int) else None,
     )
-    problems += at_least(
-        0,
-        memory__mem_len=memory.mem_len if isinstance(memory.mem_len, int) else None,
-        memory__clamp_len=memory.clamp_len if isinstance(memory.clamp_len, int) else None,
-    )
+    problems += token_counts(1, sampling__segment_len=number(sampling.segment_len)) + check_memory(config.memory)
     problems += within(0, MOST_SEEDS, seed=config.seed)
     stops = stop_texts(sampling)
     if "" in stops:
@@ -54,6 +50,8 @@ def _check_prompts(config: GenerateConfig) -> list[str]:
     problems = []
     if config.prompt is not None and config.prompt_file is not None:
         problems.append("prompt and prompt_file are both given, and only one of them can be")
+    if config.prompt_file == "":
+        problems.append("prompt_file is empty, and must name a file, or be - for standard input")
     if config.prompt_file is None and config.prompt_unit != "file":
         problems.append(f"prompt_unit is {config.prompt_unit} without prompt_file, and needs one")
     if not config.interactive:

@@ -20,8 +20,8 @@ class Made:
     """A text that is complete.
 
     Attributes:
-        prompt: the number of its prompt, from 0.
-        sample: its number among those of the prompt, from 0.
+        prompt: the number of its prompt, from 1.
+        sample: its number among those of the prompt, from 1.
         text: what follows the prompt.
         tokens: how many were made, the end of a document not among them.
         ended: what ended it.
@@ -98,4 +98,4 @@ class Maker:
             continuation.add([[token] for token in drawn])
         for (prompt, sample), text, whole in zip(tasks, texts, written, strict=True):
             assert text.ended is not None
-            yield Made(prompt=prompt, sample=sample, text=whole, tokens=len(text.tokens), ended=text.ended)
+            yield Made(prompt=prompt + 1, sample=sample + 1, text=whole, tokens=len(text.tokens), ended=text.ended)

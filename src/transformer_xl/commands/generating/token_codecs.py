@@ -27,7 +27,13 @@ class Codec(ABC):
         try:
             return self.encode(prompt.text) or self.beginning()
         except UserError as error:
+            if str(error).startswith(f"{prompt.where} is "):
+                raise
             raise UserError(f"{prompt.where}: {error}") from error
+
+    @abstractmethod
+    def shown(self, prompt: Prompt) -> str:
+        """Give a prompt as it stands before what follows it."""
 
     @abstractmethod
     def encode(self, text: str | bytes) -> list[int]:
@@ -52,6 +58,10 @@ class TextCodec(Codec):
     def __init__(self, vocabulary: Vocabulary, *, stops: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._stops = stops
+
+    def shown(self, prompt: Prompt) -> str:
+        """Give a prompt as it is."""
+        return prompt.text if isinstance(prompt.text, str) else prompt.text.decode("utf-8", errors="replace")
 
     def encode(self, text: str | bytes) -> list[int]:
         """Turn a text into tokens; bytes that are no UTF-8 are for vocabularies of bytes only."""
@@ -102,9 +112,13 @@ class NumberCodec(Codec):
     vocab_size: int
     vocabulary: Vocabulary | None
 
+    def shown(self, prompt: Prompt) -> str:
+        """Give numbers with a blank behind each."""
+        return "".join(f"{word} " for word in _words(prompt.text))
+
     def encode(self, text: str | bytes) -> list[int]:
         """Read numbers between white space."""
-        words = (text.decode("utf-8", errors="backslashreplace") if isinstance(text, bytes) else text).split()
+        words = _words(text)
         for word in words:
             # the length bounds what int() is given; a longer number is no token anyway
             if not (word.isascii() and word.isdigit() and len(word) <= 18):
@@ -124,6 +138,10 @@ class NumberCodec(Codec):
     def writer(self, *, after: Sequence[int]) -> NumberWriter:
         """Begin to write numbers."""
         return NumberWriter()
+
+
+def _words(text: str | bytes) -> list[str]:
+    return (text.decode("utf-8", errors="backslashreplace") if isinstance(text, bytes) else text).split()
 
 
 def codec_of(model: LanguageModel, *, run: str, output_format: str, stops: Sequence[str]) -> Codec:

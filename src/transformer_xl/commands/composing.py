@@ -50,6 +50,7 @@ def compose(arguments: Sequence[str]) -> Config:
             extra_dirs=[],
             overrides=overrides,
             multirun=False,
+            instead=None,
         )
         if sentence is None:
             raise

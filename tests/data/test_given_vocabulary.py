@@ -162,7 +162,7 @@ def test_nothing_to_append_changes_nothing(config: TextConfig) -> None:
 
 
 def test_what_is_no_vocabulary_of_text_is_refused(config: TextConfig) -> None:
-    with pytest.raises(UserError, match=r"data is text, which is text, and the vocabulary of init_from has numbers"):
+    with pytest.raises(UserError, match=r"data is text, which is text, and the trained model's vocabulary has numbers"):
         opened(config, SymbolVocabulary(8))
     with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for a vocabulary of kind wiki"):
         opened(dataclasses.replace(config, newline="drop"), WikitextVocabulary(["<eos>", "<unk>"]))

@@ -206,7 +206,7 @@ def _group_is_alive(group: int) -> bool:
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "nothing there": (lambda run: ["run=outputs/nowhere"], "run=outputs/nowhere: there is nothing of this name"),
+    "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
     "no name": (lambda run: ["run="], "run= is empty"),
     "more lanes than predictions": (lambda run: [f"run={run}", "eval.batch_size=99999"], "eval.batch_size is 99999"),
     "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json is damaged"),

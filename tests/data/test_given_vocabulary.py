@@ -92,7 +92,9 @@ def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
     vocabulary: Vocabulary, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", 3)
-    with pytest.raises(UserError, match=rf"{place}' {symbol}, and the vocabulary.*init_vocabulary=extend") as refused:
+    with pytest.raises(
+        UserError, match=rf"{place}' {symbol}, and the trained model.s vocabulary.*init_vocabulary=extend"
+    ) as refused:
         opened(config, vocabulary)
     assert ("data.newline=drop" in str(refused.value)) == (place == "train.txt")
     assert [path for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")] == []

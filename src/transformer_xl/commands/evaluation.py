@@ -98,8 +98,9 @@ class Evaluation:
             self._conclude_all(results)
         else:
             self._conclude_one(results[0])
-        if self._config.wandb:
-            for found in results:
+        for found in results:
+            discard_if_empty(found.folder)
+            if self._config.wandb:
                 self._publish(found)
         return results[0].rows[0].score.loss
 

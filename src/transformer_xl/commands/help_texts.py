@@ -24,7 +24,7 @@ def settings_of(name: str) -> str:
         if line and not line.startswith((" ", "#")):
             is_shown = not line.startswith(_NOT_FOR_PEOPLE)
         if is_shown:
-            shown.append(line.replace(": ???  ", ": (required)"))
+            shown.append(line.replace("???       ", "(required)"))
     return "\n".join(shown).strip()
 
 

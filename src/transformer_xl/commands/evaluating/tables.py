@@ -73,8 +73,7 @@ def print_readings(console: Console, rows: Sequence[Evaluated], *, heading: str)
     columns = [
         _Column("reading", [row.label for row in rows], is_text=True),
         *_scores(rows),
-        _Column("segment", [_segment(row.lengths) for row in rows]),
-        _Column("memory", [_memory(row.lengths) for row in rows]),
+        _Column("segment /\nmemory", [_reading(row.lengths) for row in rows]),
     ]
     if any(row.lengths.clamp_len is not None for row in rows):
         columns.append(_Column("clamp", [_number(row.lengths.clamp_len) for row in rows]))
@@ -223,14 +222,6 @@ def _reading(lengths: EvalConfig) -> str:
     if lengths.stride is not None:
         return f"{lengths.segment_len}, stride {lengths.stride}"
     return f"{lengths.segment_len} / {lengths.mem_len}"
-
-
-def _segment(lengths: EvalConfig) -> str:
-    return f"{lengths.segment_len:,}"
-
-
-def _memory(lengths: EvalConfig) -> str:
-    return f"{lengths.mem_len:,}" if lengths.stride is None else f"stride {lengths.stride:,}"
 
 
 def _number(value: int | None) -> str:

@@ -11,7 +11,7 @@ import platform
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGEST_KEPT_BLOCK = 1 << 27
-"""Larger ones, such as the gradient of a table of words, would find their room taken by smaller blocks, and need more."""
+"""Larger ones, as the gradient of a table of words, would find their room taken by smaller ones, and need more."""
 _NEVER = (1 << 31) - 1
 
 

@@ -122,6 +122,7 @@ def test_one_file_of_sound(tmp_path: Path) -> None:
     assert np.load(tmp_path / "ids/a.npy").shape == (1000,)
 
 
+@pytest.mark.slow
 def test_music_becomes_ids_and_ids_become_music(tmp_path: Path) -> None:
     pytest.importorskip("miditok")
     symusic = pytest.importorskip("symusic")

@@ -12,7 +12,7 @@ from pathlib import Path
 KEPT = "freed memory kept"
 """What a side's name ends with whose C library keeps freed memory for itself, as ours does in training."""
 
-KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
 """Environment that has any program do so, where its C library is GNU's, 2.35 or newer."""
 
 TORCH = "torch>=2.9,<2.14"

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,7 @@ from typing import Any
 import pytest
 
 import transformer_xl as txl
-from tests.conftest import Outcome, tiny_overrides
+from tests.conftest import REPOSITORY, Outcome, tiny_overrides
 from transformer_xl.commands import command_line
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.train import train
@@ -42,6 +48,11 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
+def pictures_of(folder: Path) -> Path:
+    """The folder of pictures of the last command."""
+    return Path(json.loads((folder / "evaluation.json").read_text())["evaluations"][-1]["pictures"])
+
+
 def test_equal_settings_give_trainings_own_validation_number_to_the_last_digit(run: Outcome) -> None:
     assert call(f"run={run.folder}", "split=valid") == 0
     (result,) = results_of(run.folder)
@@ -68,7 +79,7 @@ def test_lists_give_a_row_for_each_value_and_pictures(run: Outcome, capsys: pyte
         "memory 14",
     ]
     for name in ("score_by_memory", "loss_by_position", "loss_by_distance"):
-        assert (run.folder / "evaluation" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (pictures_of(run.folder) / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -110,8 +121,9 @@ def test_several_models_stand_in_one_table(run: Outcome, capsys: pytest.CaptureF
     assert "│ last.ckpt" in out
     (folder,) = Path("outputs").glob("evaluation-*")
     assert {path.name for path in folder.iterdir()} == {
-        "comparison.png",
+        ".evaluation.json.lock",
         "evaluation.json",
+        "score_by_memory.png",
         "loss_by_distance.png",
         "loss_by_position.png",
     }
@@ -128,11 +140,76 @@ def test_looks_are_written_beside_the_scores(run: Outcome, capsys: pytest.Captur
     for layer in result["attention"]["weight_by_distance"]:
         assert all(math.isclose(sum(head), 1, abs_tol=1e-5) for head in layer)
     assert "first layer to last: 6, 12" in capsys.readouterr().out
-    assert {path.name for path in (run.folder / "evaluation").iterdir()} >= {"attention.png", "reach.png", "text.html"}
+    assert {path.name for path in pictures_of(run.folder).iterdir()} == {
+        *("attention.png", "reach.png", "text.html", "loss_by_distance.png", "loss_by_position.png")
+    }
+
+
+def test_a_text_too_short_for_its_memory_is_said(run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(f"run={run.folder}", "eval.mem_len=[0,500]", "eval.max_tokens=40") == 0
+    assert "Each of the 4 lanes read 10 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_was_read_is_recorded(run: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "other")
+    (tmp_path / "other" / "checkpoints" / "best.ckpt").unlink()
+    assert call("run=other", "eval.max_tokens=20") == 0
+    assert results_of(tmp_path / "other")[0]["checkpoint"] == "last"
+
+
+@pytest.mark.slow
+def test_what_one_of_several_models_cannot_do_is_said_before_any_is_read(
+    run: Outcome, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [one for one in tiny_overrides(text_file, tmp_path) if not one.startswith("model.")]
+    model = ["model=lstm", "model.n_layer=1", "model.d_model=8"]
+    assert command_line.run("train", train, [*overrides, *model, f"hydra.run.dir={tmp_path / 'lstm'}"]) == 0
+    capsys.readouterr()
+    assert call(f"run=[{run.folder},lstm]", "eval.attention=true") == 2
+    captured = capsys.readouterr()
+    assert "eval.attention is true, and must be false for lstm" in captured.err
+    assert "parameters" not in captured.err  # which the first line of each reading says
+    assert not list(Path().glob("outputs/evaluation-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_no_process_outlives_a_stopped_evaluation(number: signal.Signals, run: Outcome, tmp_path: Path) -> None:
+    arguments = [f"run={run.folder}", "split=train", "eval.segment_len=1", "eval.processes=2", "eval.long=false"]
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "evaluate.py"), *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    assert "parameters" in process.stderr.readline()  # reading begins
+    time.sleep(1)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
+    deadline = time.monotonic() + 30
+    while _group_is_alive(process.pid):
+        assert time.monotonic() < deadline, "a process has outlived the command"
+        time.sleep(0.1)
+
+
+def _group_is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "nothing there": (lambda run: ["run=nowhere"], "nowhere"),
+    "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
+    "no name": (lambda run: ["run="], "run= is empty"),
+    "more lanes than predictions": (lambda run: [f"run={run}", "eval.batch_size=99999"], "eval.batch_size is 99999"),
+    "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json is damaged"),
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "negative memory": (lambda run: [f"run={run}", "eval.mem_len=-1"], "eval.mem_len is -1"),
     "too many processes": (lambda run: [f"run={run}", "eval.processes=5"], "eval.batch_size 4"),
@@ -148,6 +225,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_one_sentence(mistake: str, run: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, named = MISTAKES[mistake]
+    if mistake == "a damaged record":
+        shutil.copytree(run.folder, run.folder.parent / "damaged")
+        (run.folder.parent / "damaged" / "evaluation.json").write_text("[]")
     if mistake == "no corpus":
         save_model(txl.load_model(run.folder), run.folder / "exported")
     assert call(*arguments(run.folder)) == 2

@@ -171,6 +171,7 @@ def test_arguments_of_a_job_are_not_quoted_again() -> None:
     assert literals.quote_literals([literals.ALREADY_QUOTED, "name='a,b'"]) == ["name='a,b'"]
 
 
+@pytest.mark.slow
 def test_a_further_process_has_the_same_settings_and_folder(project: Any) -> None:
     name = "odd \"x\" \\${seed} 'y' =,汉"
     folder = project.cwd / f"out {name}"

@@ -76,6 +76,7 @@ def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: 
     assert f"exit status {128 + number}" in output
 
 
+@pytest.mark.slow
 def test_lightnings_processes_in_a_job_read_the_jobs_arguments_alike(project: Any) -> None:
     done = project.run("-m", "act=ddp", "name=a,'${b}'")
     assert done.returncode == 0, done.stderr

@@ -92,7 +92,9 @@ def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
     vocabulary: Vocabulary, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", 3)
-    with pytest.raises(UserError, match=rf"{place}' {symbol}, and the vocabulary.*init_vocabulary=extend") as refused:
+    with pytest.raises(
+        UserError, match=rf"{place}' {symbol}, and the trained model.s vocabulary.*init_vocabulary=extend"
+    ) as refused:
         opened(config, vocabulary)
     assert ("data.newline=drop" in str(refused.value)) == (place == "train.txt")
     assert [path for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")] == []
@@ -162,7 +164,7 @@ def test_nothing_to_append_changes_nothing(config: TextConfig) -> None:
 
 
 def test_what_is_no_vocabulary_of_text_is_refused(config: TextConfig) -> None:
-    with pytest.raises(UserError, match=r"data is text, which is text, and the vocabulary of init_from has numbers"):
+    with pytest.raises(UserError, match=r"data is text, which is text, and the trained model's vocabulary has numbers"):
         opened(config, SymbolVocabulary(8))
     with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for a vocabulary of kind wiki"):
         opened(dataclasses.replace(config, newline="drop"), WikitextVocabulary(["<eos>", "<unk>"]))

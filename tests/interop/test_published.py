@@ -230,6 +230,7 @@ print("the module's code ran")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False], ids=["archive", "as before 1.6"])
 def test_a_pickled_module_is_refused_with_the_lines_that_export_it(archive: bool, tmp_path: Path) -> None:
     """The lines run where the module's code can be imported, and what they write is read here."""

@@ -84,6 +84,7 @@ def assert_near(one: Any, other: Any, *, bound: float, at: str) -> None:
         assert one == other, at
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_as_two(toy_runs: ToyRuns) -> None:
     whole = toy_runs.whole(*IN_CHUNKS)
     folders = stop_and_move(toy_runs, IN_CHUNKS, before=1, after=[2])

@@ -59,9 +59,10 @@ def drawn_stops(toy_runs: ToyRuns, whole: Path, *, seed: int, count: int, proces
     return [Stop(draw.randrange(1, last), rank=draw.randrange(processes)) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
-    [IN_PARTS, pytest.param(WITH_EVERYTHING, marks=pytest.mark.slow)],
+    [IN_PARTS, WITH_EVERYTHING],
     ids=["in_parts", "with_everything"],
 )
 def test_three_kills_in_a_row(toy_runs: ToyRuns, overrides: list[str]) -> None:

@@ -52,6 +52,7 @@ def test_seven_lanes_on_two_processes_give_the_numbers_of_one(text_file: Path, t
     assert "3-4 lanes a device" in two.stdout
 
 
+@pytest.mark.slow
 def test_a_process_without_rare_words_gives_the_numbers_of_one(tmp_path: Path) -> None:
     """The second process's lanes hold frequent words only, so its share of the rare clusters' gradient is zero."""
     text = tmp_path / "words.txt"

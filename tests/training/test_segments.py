@@ -50,6 +50,7 @@ def test_what_half_a_loss_leaves_out_changes_the_loss_and_nothing_that_is_read(t
     assert torch.equal(memory["hidden_LBMD"], other["hidden_LBMD"])
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(text_file: Path, tmp_path: Path) -> None:
     settings = [*VARYING, "data.lane_chunks=2", "trainer.limit_test_batches=5", "eval.stride=2"]
     one = exact_run(text_file, tmp_path, 1, *settings)

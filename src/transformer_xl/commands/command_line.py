@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from transformer_xl import run_config
-from transformer_xl.commands import folders, literals, mistakes, ranks, sweep
+from transformer_xl.commands import folders, help_texts, literals, mistakes, ranks, sweep
 from transformer_xl.commands.composing import shipped_config_dir
 from transformer_xl.errors import Stopped, UserError
 
@@ -112,6 +112,7 @@ def run(config_name: str, job: Job, argv: list[str] | None = None, *, config_dir
         The exit status: 0, 1 for a bug or a sweep with a failed job, 2 for a user's mistake, or as a signal asks.
     """
     folders.register_resolvers()
+    help_texts.register_resolvers()
     sweep.SweepFolder.path = None
     command = [sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
     call: _Call | None = None

@@ -20,7 +20,7 @@ from transformer_xl.commands.evaluating.readings import Reading, make_readings
 from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
 from transformer_xl.commands.evaluating.shares import Opened, Readers, Share, Subject, readers
 from transformer_xl.commands.evaluating.tables import Evaluated
-from transformer_xl.commands.folders import slug
+from transformer_xl.commands.folders import discard_if_empty, slug
 from transformer_xl.commands.screen import shown
 from transformer_xl.commands.sources import Source, find_sources
 from transformer_xl.commands.summary import metric
@@ -65,9 +65,9 @@ class Evaluation:
         self._folder = several if len(self._sources) > 1 else one
         self._subjects = [self._subject(source) for source in self._sources]
         for source in self._sources:
-            record.check_record(source.folder)
             if config.wandb:
                 check_can_publish(source)
+        record.check_record(self._folder if len(self._sources) > 1 else self._sources[0].folder)
 
     def _subject(self, source: Source) -> Subject:
         data = data_of(source, self._config.data)
@@ -82,31 +82,66 @@ class Evaluation:
 
     def run(self) -> float:
         """Evaluate, print, and leave records and pictures; the first model's first loss in nats."""
-        results = []
+        if len(self._subjects) > 1:
+            self._check_all()
+        results: list[Results] = []
         with readers(self._config.eval.processes) as reading:
-            for subject in self._subjects:
-                results.append(self._evaluate(subject, reading))
+            try:
+                for subject in self._subjects:
+                    results.append(self._evaluate(subject, reading))
+            except BaseException:
+                self._keep_scores(results)
+                for folder in (*(found.folder for found in results), self._folder):
+                    discard_if_empty(folder)
+                raise
         if len(results) > 1:
             self._conclude_all(results)
         else:
             self._conclude_one(results[0])
-        if self._config.wandb:
-            for found in results:
+        for found in results:
+            discard_if_empty(found.folder)
+            if self._config.wandb:
                 self._publish(found)
         return results[0].rows[0].score.loss
+
+    def _check_all(self) -> None:
+        """Open each model and its corpus, so that what cannot be read is said before the first is."""
+        texts = []
+        for subject in self._subjects:
+            opened = subject.opened()
+            self._ways(subject, opened)
+            texts.append(looks.Text.of(subject.source.name, opened, split=self._config.split))
+        if self._config.eval.relative_context:
+            looks.check_texts(texts, self._config.eval)
+
+    def _ways(self, subject: Subject, opened: Opened) -> list[Reading]:
+        """Give what is read of one model.
+
+        Raises:
+            UserError: it cannot be.
+        """
+        asked, data, split = self._config.eval, opened.data, self._config.split
+        if data.counts()[split] < 2:
+            raise UserError(f"split is {split!r}, which has {data.counts()[split]} tokens: choose another")
+        predictions = data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
+        if asked.batch_size != "own" and asked.batch_size > predictions:
+            raise UserError(
+                f"eval.batch_size is {asked.batch_size}, and must be at most {predictions}, the predictions of the "
+                f"{split} split"
+            )
+        looks.check_looks(opened.placed.model, asked)
+        known = None if subject.is_own else predictions
+        return make_readings(asked, subject.source, opened.placed.model, subject.data, predictions=known)
 
     def _evaluate(self, subject: Subject, reading: Readers) -> Results:
         source, config = subject.source, self._config
         opened = subject.opened()
         placed, data = opened.placed, opened.data
         folder = self._folder if len(self._sources) == 1 else self._folder / slug(source.name)
+        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before long work
         results = Results(source=source, heading=f"{data.name}{beside_scores(data)}", folder=folder)
         counts = data.counts()
-        if counts[config.split] < 2:
-            raise UserError(f"split is {config.split!r}, which has {counts[config.split]} tokens: choose another")
-        lanes = data.lanes(config.split, batch_size=1, segment_len=1, evaluation=True)
-        predictions = None if subject.is_own else lanes.predictions
-        ways = make_readings(config.eval, source, placed.model, subject.data, predictions=predictions)
+        ways = self._ways(subject, opened)
         parameters = sum(parameter.numel() for parameter in placed.model.parameters())
         device = next(placed.model.parameters()).device
         self._tell(
@@ -131,7 +166,8 @@ class Evaluation:
             evaluation=True,
         )
         most = self._config.eval.max_tokens
-        total = lanes.predictions if most is None else min(most, lanes.predictions)
+        counted = lanes.counted(epoch=0, start=0, stop=lanes.lane_len)
+        total = counted if most is None else min(most, counted)
         unit = unit_of(opened.data, self._config.split)
         progress = EvaluationProgress(f"{subject.source.name}, {way.label}", total=total, unit=unit)
         start = time.perf_counter()
@@ -201,9 +237,6 @@ class Evaluation:
     def _look(self, opened: Opened, ways: Sequence[Reading], results: Results) -> None:
         """Look at what else was asked for; of several readings at that with the longest memory."""
         asked, split, folder = self._config.eval, self._config.split, results.folder
-        if not (asked.attention or asked.reach or asked.html):
-            return
-        folder.mkdir(parents=True, exist_ok=True)
         way = max(ways, key=lambda one: one.lengths.mem_len) if asked.is_varied else ways[0]
         title = f"{results.source.name}, {results.heading}, {split} split"
         about = "" if len(ways) == 1 else f" ({way.label})"
@@ -224,7 +257,6 @@ class Evaluation:
     def _conclude_one(self, results: Results) -> None:
         """Draw one model's losses, and keep what was found out."""
         title = f"{results.source.name}, {results.heading}, {self._config.split} split"
-        self._folder.mkdir(parents=True, exist_ok=True)
         by_memory = isinstance(self._config.eval.mem_len, list)
         results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
         self._keep(results.source.folder, results.records)
@@ -235,7 +267,6 @@ class Evaluation:
         headings = " or ".join(dict.fromkeys(found.heading for found in results))
         tables.print_models(self._console, rows, heading=headings)
         self._say_all(models_in_words(rows))
-        self._folder.mkdir(parents=True, exist_ok=True)
         title = f"{headings}, {self._config.split} split"
         drawn = draw(results, self._folder, title=title, by_memory=True)
         records = [entry for found in results for entry in found.records]
@@ -258,6 +289,12 @@ class Evaluation:
     def _keep(self, folder: Path, records: Sequence[dict[str, Any]]) -> None:
         path = record.add_record(folder, command=self._command, pictures=self._folder, results=records)
         self._say(f"Numbers: {shown(path)}; pictures: {shown(self._folder)}/")
+
+    def _keep_scores(self, results: Sequence[Results]) -> None:
+        """Keep what was measured before another model failed."""
+        records = [entry for found in results for entry in found.records]
+        if records:
+            record.add_record(self._folder, command=self._command, pictures=self._folder, results=records)
 
     def _publish(self, results: Results) -> None:
         columns, contents = tables.table_of(results.rows)

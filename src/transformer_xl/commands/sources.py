@@ -74,6 +74,8 @@ def find_sources(run: str | Sequence[str], *, checkpoint: str) -> list[Source]:
         UserError: it names none.
     """
     given = [run] if isinstance(run, str) else list(run)
+    if "" in given:
+        raise UserError("run= is empty, or a part of its list is: name a run folder, a checkpoint, or a model")
     paths = [path for name in given for path in _matching(name)]
     if not paths:
         raise UserError("run=[] names no model, and must name at least one")
@@ -127,6 +129,8 @@ def _source(path: str, name: str, *, checkpoint: str) -> Source:
     run = location if _is_run(location) else None
     if run is None and location.is_file() and _is_run(location.absolute().parent.parent):
         run, checkpoint = location.absolute().parent.parent, location.name
+    elif run is not None and checkpoint == "best" and not (run / "checkpoints" / "best.ckpt").is_file():
+        checkpoint = "last"  # as `load_model` falls back
     config = None if run is None else expanded(parse(Config, read_config(run)))
     return Source(
         name=name,

@@ -82,6 +82,12 @@ def exit_code_at_end(folder: Path) -> int:
     return code if isinstance(code, int) else 1
 
 
+def data_checksum(folder: Path) -> str | None:
+    """Give the checksum of the text that the run read; None where no process of it has ended in order."""
+    checksum = _read(folder).get("data_checksum")
+    return checksum if isinstance(checksum, str) else None
+
+
 def _read(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     saved: list[Any] = []
     save = Figure.savefig
 
-    def keep(figure: Any, path: Path) -> None:
+    def keep(figure: Any, path: Path, **_: Any) -> None:
         saved.append(figure)
         save(figure, path)
 

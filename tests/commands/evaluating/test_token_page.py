@@ -85,8 +85,8 @@ def test_colours_and_tips_tell_the_cost(tmp_path: Path) -> None:
     page = page_of(ByteVocabulary(), list(b"abcde"), tmp_path / "page.html")
     classes = [css for css, _, _ in page.spans]
     assert classes == ["u", "n0", "n2", "n5", "n9"]
-    assert page.spans[0][1] == "a  (97): not predicted"
-    assert page.spans[3][1].startswith("d  (100): 2.500 nats, 1 in 12.2")
+    assert page.spans[0][1] == "a  (id 97): not predicted"
+    assert page.spans[3][1].startswith("d  (id 100): 2.500 nats, 1 in 12.2")
     raw = (tmp_path / "page.html").read_text()
     assert "4 tokens, 8.2025 nats each" in raw
     assert raw.count("n9 {") == 1

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 from transformer_xl.commands.sources import Source
+from transformer_xl.commands.summary import data_checksum
 from transformer_xl.corpus_checks import check_corpus
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.lanes import Dataset
@@ -30,6 +31,7 @@ def data_of(source: Source, asked: AnyDataConfig | None) -> AnyDataConfig:
         UserError: nobody says which.
     """
     if asked is None and source.config is None:
+        source.load()  # what is no model at all is said first
         raise UserError(f"run={source.path} comes from no run: say on which corpus, by data=CHOICE (see --help)")
     data = source.config.data if asked is None and source.config is not None else asked
     assert data is not None
@@ -60,7 +62,15 @@ def open_corpus_of(source: Source, model: LanguageModel, data: AnyDataConfig, *,
             given = None  # the text's own: as in training
         opened = open_corpus(data, announce=_tell, seed=1, vocabulary=given)
     _check(source, model, opened, is_own=is_own)
+    if is_own and not is_trained_text(source, opened):
+        _tell(f"note: the text of {source.name} has changed since it was trained: its checksum is another")
     return opened
+
+
+def is_trained_text(source: Source, data: Dataset) -> bool:
+    """Say whether the text is the one that the run was trained on, as far as its summary tells."""
+    checksum = data_checksum(source.folder)
+    return checksum is None or checksum == data.fingerprint.sha256
 
 
 def _fitting(vocabulary: Vocabulary, data: AnyDataConfig) -> Vocabulary:

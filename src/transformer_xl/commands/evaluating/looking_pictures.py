@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.commands.evaluating.picture_parts import save
 from transformer_xl.inference.looking import AttentionByDistance
 from transformer_xl.inference.reach import Reach
 
@@ -51,7 +52,12 @@ def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> No
         panel.plot(distance, weight[number].mean(axis=0), color="black", linewidth=1.6, label="mean of the heads")
         if result.mem_len:
             panel.axvspan(
-                result.segment_len, distance[-1], color="tab:orange", alpha=0.12, linewidth=0, label="always memory"
+                result.segment_len,
+                distance[-1],
+                color="tab:orange",
+                alpha=0.12,
+                linewidth=0,
+                label="beyond the segment: memory",
             )
         panel.set_title(f"layer {number + 1}", fontsize=9)
         panel.grid(alpha=0.25)
@@ -67,7 +73,7 @@ def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> No
     above.supylabel("mean weight", fontsize=9)
     above.suptitle(title, x=0.01, ha="left", fontsize=10)
     _draw_share(below.subplots(), result, colors)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     pyplot.close(figure)
 
 
@@ -153,7 +159,7 @@ def draw_reach(reach: Reach, path: Path, *, title: str) -> None:
     axes.set_title(f"{title}\nsegment {reach.segment_len}, memory {reach.mem_len}{same}: {green}", fontsize=10)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     pyplot.close(figure)
 
 

@@ -20,11 +20,12 @@ from transformer_xl.errors import UserError
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.context_losses import lanes_for, losses_by_context
 from transformer_xl.inference.evaluation import read_split
-from transformer_xl.inference.looking import attention_by_distance
+from transformer_xl.inference.looking import attending, attention_by_distance
 from transformer_xl.inference.reach import reach as measured_reach
 from transformer_xl.inference.relative_context import check_contexts
 from transformer_xl.inference.relative_context import relative_context as compared_contexts
 from transformer_xl.inference_config import ReadingConfig
+from transformer_xl.model.interface import LanguageModel
 
 _SHORT = 12
 """Layers whose numbers are printed in full."""
@@ -65,6 +66,8 @@ def attention(
         max_tokens=asked.attention_tokens,
         autocast=opened.placed.autocast,
     )
+    if not np.isfinite(result.weight).all():
+        raise UserError("eval.attention is true, and the model's attention is not finite: its weights are damaged")
     path = folder / "attention.png"
     draw_attention(result, path, title=title)
     shares = result.memory_share.mean(axis=1).tolist()
@@ -123,6 +126,53 @@ def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, fold
     return path
 
 
+class Text(NamedTuple):
+    """What a model reads: whose, the marks of text and vocabulary, and how many predictions there are."""
+
+    name: str
+    checksum: str
+    vocabulary: str
+    predictions: int
+
+    @classmethod
+    def of(cls, name: str, opened: Opened, *, split: str) -> Text:
+        """Look at a model's corpus."""
+        data = opened.data
+        predictions = data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
+        return cls(name, data.fingerprint.sha256, data.vocabulary.hash(), predictions)
+
+
+def check_looks(model: LanguageModel, asked: ReadingConfig) -> None:
+    """Refuse, before anything is read, to look at attention where there is none.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    for setting, is_asked in (("eval.attention", asked.attention), ("eval.reach", asked.reach)):
+        if is_asked:
+            attending(model, setting=setting, clamp_len=model.clamp_len, same_length=model.same_length)
+
+
+def check_texts(texts: Sequence[Text], asked: ReadingConfig) -> None:
+    """Refuse, before anything is read, to compare what is not read from the same tokens, or from too few.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    if len({(text.checksum, text.vocabulary) for text in texts}) > 1:
+        raise UserError(
+            "eval.relative_context compares losses of the same tokens, and these models read different texts or "
+            "vocabularies"
+        )
+    longest, predictions = max(asked.relative_context_lengths), texts[0].predictions
+    lane_len = -(-predictions // lanes_for(predictions, longest=longest))
+    if lane_len < longest:
+        raise UserError(
+            f"eval.relative_context_lengths goes up to {longest}, and the split has only {predictions:,} predictions: "
+            "choose shorter ones, or a longer split"
+        )
+
+
 def check_relative_context(asked: ReadingConfig, *, models: int) -> None:
     """Refuse, before anything is read, what cannot be compared.
 
@@ -151,21 +201,11 @@ def relative_context(
     console: Console,
     tell: Callable[[str], None],
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Measure, print and draw how much context is of use to each of several models, on the same tokens.
-
-    Raises:
-        UserError: they do not read the same tokens, or the split is too short.
-    """
+    """Measure, print and draw how much context is of use to each of several models, on the same tokens."""
     lengths = asked.relative_context_lengths
-    losses, names, seen = [], [], set()
+    losses, names = [], []
     for subject in subjects:
         opened = subject.opened()
-        seen.add((opened.data.fingerprint.sha256, opened.data.vocabulary.hash()))
-        if len(seen) > 1:
-            raise UserError(
-                "eval.relative_context compares losses of the same tokens, and these models read different texts or "
-                "vocabularies"
-            )
         predictions = opened.data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
         lanes = lanes_for(predictions, longest=max(lengths))
         name, config = subject.source.name, subject.source.config

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from transformer_xl.commands.tables import printable
@@ -61,3 +63,11 @@ def written(text: str) -> str:
     """Write a text that matplotlib shall take neither for a formula nor for something to leave out."""
     plain = printable(text).replace("$", r"\$")
     return f" {plain}" if plain.startswith("_") else plain
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture; a letter that its font lacks is a box, of which nothing need be said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(path, dpi=120)
+    return path

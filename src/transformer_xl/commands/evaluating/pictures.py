@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, save, written
 from transformer_xl.commands.evaluating.tables import Evaluated, units_to_compare
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.scores import Unit, in_words
@@ -223,7 +223,8 @@ def _finished(
 ) -> Path:
     unit = lines[0].unit
     axes.set_ylabel("nats a token" if unit is None else in_words(unit.name))
-    axes.set_title(written(title), fontsize="medium")
+    shaded = "; shaded: two standard errors" if any(line.errors is not None for line in lines) else ""
+    axes.set_title(written(f"{title}{shaded}"), fontsize="medium")
     axes.grid(alpha=0.3)
     labels = [line.label for line in lines]
     if len(lines) > _LINES_INSIDE or max(map(len, labels)) > 40:
@@ -231,5 +232,4 @@ def _finished(
         legend_below(figure, handles, labels, columns=2)
     else:
         axes.legend(handles, [written(label) for label in labels], fontsize="small")
-    figure.savefig(path)
-    return path
+    return save(figure, path)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.data.locking import only_one
 from transformer_xl.errors import UserError, naming_file
 
 NAME = "evaluation.json"
@@ -21,7 +23,7 @@ def add_record(folder: Path, *, command: Sequence[str], pictures: Path, results:
     """Add what a command measured to the folder's `evaluation.json`, whole or not at all.
 
     Args:
-        folder: of the run; it is made if need be.
+        folder: of the run; it is made if need be, and one process at a time writes into it.
         command: the arguments as typed.
         pictures: folder of its pictures.
         results: plain containers.
@@ -29,24 +31,27 @@ def add_record(folder: Path, *, command: Sequence[str], pictures: Path, results:
     Raises:
         UserError: a file of this name is none of this program's.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    entry = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "versions": {"python": platform.python_version(), "torch": version("torch")},
+        "pictures": str(pictures),
+        "results": list(results),
+    }
     path = folder / NAME
-    evaluations = _read(path) if path.exists() else []
-    evaluations.append(
-        {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": list(command),
-            "versions": {"python": platform.python_version(), "torch": version("torch")},
-            "pictures": str(pictures),
-            "results": list(results),
-        }
-    )
-    temporary = folder / f"{NAME}.{os.getpid()}.tmp"
-    with naming_file(temporary):
-        content = {"format": _FORMAT, "evaluations": evaluations}
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    waiting = f"waiting for another process, which writes {path}"
+    with only_one(folder / f".{NAME}.lock", announce=_tell, waiting=waiting):
+        evaluations = [*(_read(path) if path.exists() else []), entry]
+        temporary = folder / f"{NAME}.{os.getpid()}.tmp"
+        with naming_file(temporary):
+            content = {"format": _FORMAT, "evaluations": evaluations}
+            temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
     return path
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_record(folder: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, written
+from transformer_xl.commands.evaluating.picture_parts import legend_below, line_look, log_axis, save, written
 from transformer_xl.commands.tables import printable
 from transformer_xl.inference.relative_context import RelativeContext
 
@@ -27,8 +27,8 @@ def print_relative_context(
     """
     lengths = results[0].lengths
     title = (
-        f"Relative effective context length, of {tokens:,} predictions; r: the share of them that the best model finds "
-        "hardest; then what reading so many tokens takes off the best perplexity at the length before"
+        f"Relative effective context length, of {tokens:,} predictions. r: the share of them that are hardest. "
+        "The columns: by how much reading so many tokens lowers the best model's perplexity at the length before"
     )
     table = Table(title=Text(title), title_justify="left")
     table.add_column("model", overflow="fold")
@@ -85,8 +85,7 @@ def draw_relative_context(results: Sequence[RelativeContext], path: Path, *, thr
         axes.grid(alpha=0.3)
     figure.suptitle(written(title), fontsize="medium")
     legend_below(figure, handles, [_recl(result) for result in results], columns=2)
-    figure.savefig(path)
-    return path
+    return save(figure, path)
 
 
 def _all_gains(result: RelativeContext) -> list[float]:

@@ -11,6 +11,7 @@ from transformer_xl.commands.evaluating import pictures
 from transformer_xl.commands.evaluating.shares import Share
 from transformer_xl.commands.evaluating.tables import Evaluated, units_to_compare
 from transformer_xl.commands.sources import Source
+from transformer_xl.scores import MUCH_UNKNOWN
 
 _EQUAL_NATS = 1e-4
 """Losses nearer to each other than this are printed alike."""
@@ -90,13 +91,25 @@ def readings_in_words(rows: Sequence[Evaluated]) -> list[str]:
         )
     if len(rows) > 1:
         words.append(_best([(row.label, row) for row in rows]))
-    return words
+    return words + _unknown(rows[:1])
 
 
 def models_in_words(rows: Sequence[Evaluated]) -> list[str]:
     """Say which of several models was the best, where their losses compare."""
     comparable = len({(row.data_checksum, row.vocabulary_hash, row.split) for row in rows}) == 1
-    return [_best([(f"{row.name}, {row.label}", row) for row in rows])] if comparable else []
+    return [_best([(f"{row.name}, {row.label}", row) for row in rows]), *_unknown(rows)] if comparable else []
+
+
+def _unknown(rows: Sequence[Evaluated]) -> list[str]:
+    """Say of scores on much that is unknown that they look better than they are."""
+    shares = {row.name: row.unknown for row in rows if row.unknown > MUCH_UNKNOWN}
+    if not shares:
+        return []
+    share = max(shares.values())
+    return [
+        f"Of the tokens, {share:.1%} are unknown, which is easy to foresee: these scores, bits a byte too, compare "
+        "only with those of the same vocabulary."
+    ]
 
 
 def _best(labelled: Sequence[tuple[str, Evaluated]]) -> str:

@@ -73,11 +73,12 @@ def print_readings(console: Console, rows: Sequence[Evaluated], *, heading: str)
     columns = [
         _Column("reading", [row.label for row in rows], is_text=True),
         *_scores(rows),
-        _Column("segment", [_segment(row.lengths) for row in rows]),
-        _Column("memory", [_memory(row.lengths) for row in rows]),
-        _Column("clamp", [_number(row.lengths.clamp_len) for row in rows]),
-        _Column("same\nlength", ["yes" if row.lengths.same_length else "no" for row in rows]),
+        _Column("segment /\nmemory", [_reading(row.lengths) for row in rows]),
     ]
+    if any(row.lengths.clamp_len is not None for row in rows):
+        columns.append(_Column("clamp", [_number(row.lengths.clamp_len) for row in rows]))
+    if any(row.lengths.same_length for row in rows):
+        columns.append(_Column("same\nlength", ["yes" if row.lengths.same_length else "no" for row in rows]))
     _print(console, rows, columns, heading=f"{rows[0].name}, {heading}", shared={})
 
 
@@ -96,7 +97,7 @@ def print_models(console: Console, rows: Sequence[Evaluated], *, heading: str) -
     readings = [_reading(row.lengths) for row in rows]
     columns = [
         _Column("model", names, is_text=True),
-        _Column("param-\neters", [_short(row.parameters) for row in rows]),
+        _Column("params", [_short(row.parameters) for row in rows]),
         *_scores(rows),
     ]
     shared = {}
@@ -189,7 +190,7 @@ def _print(
     if len(set(tokens)) == 1:
         title.append(f"{tokens[0]} predictions")
     else:
-        columns.append(_Column("pre-\ndictions", tokens))
+        columns.append(_Column("tokens", tokens))
     title += [f"{name} {value}" for name, value in shared.items()]
     table = Table(title=Text(_plain(", ".join(title))), title_justify="left")
     for column in columns:
@@ -205,7 +206,7 @@ def _print(
 
 
 def _one(rows: Sequence[Evaluated], of: Callable[[Evaluated], str]) -> str:
-    return " or ".join(dict.fromkeys(of(row) for row in rows))
+    return " or ".join(filter(None, dict.fromkeys(of(row) for row in rows)))
 
 
 def _plain(text: str) -> str:
@@ -221,14 +222,6 @@ def _reading(lengths: EvalConfig) -> str:
     if lengths.stride is not None:
         return f"{lengths.segment_len}, stride {lengths.stride}"
     return f"{lengths.segment_len} / {lengths.mem_len}"
-
-
-def _segment(lengths: EvalConfig) -> str:
-    return f"{lengths.segment_len:,}"
-
-
-def _memory(lengths: EvalConfig) -> str:
-    return f"{lengths.mem_len:,}" if lengths.stride is None else f"stride {lengths.stride:,}"
 
 
 def _number(value: int | None) -> str:

@@ -60,7 +60,7 @@ def span(piece: Piece[float | None], vocabulary: Vocabulary) -> str:
 
 def _told(symbol: str, number: int, nats: float | None) -> str:
     cost = "not predicted" if nats is None else f"{nats:.3f} nats, 1 in {_odds(nats)}"
-    return f"{visible(symbol)}  ({number}): {cost}"
+    return f"{visible(symbol)}  (id {number}): {cost}"
 
 
 def _odds(nats: float) -> str:

@@ -32,7 +32,7 @@ _PAGE_BEGINS = """\
 <body>
 <h1>{title}</h1>
 {notes}
-<p class="legend">Nats from: {legend}</p>
+<p class="legend">What a token cost, in nats, from: {legend}</p>
 <main dir="auto">"""
 
 _PAGE_ENDS = """</main>
@@ -63,7 +63,7 @@ class TokenPage:
         """
         self.tokens = 0
         self._path = path
-        self._temporary = path.with_name(f"{path.name}.tmp")
+        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         self._vocabulary = vocabulary
         self._title = title
         self._notes = notes

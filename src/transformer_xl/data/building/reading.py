@@ -177,8 +177,8 @@ def reading_for(config: CorpusConfig, vocabulary: Vocabulary | None) -> Reading:
     kind = _kind_of(config) if vocabulary is None else vocabulary.kind
     if kind == SymbolVocabulary.kind:
         raise UserError(
-            f"data is {config.kind}, which is text, and the vocabulary of init_from has numbers without a meaning: it "
-            "must come from a model of text"
+            f"data is {config.kind}, which is text, and the trained model's vocabulary has numbers without a meaning: "
+            "it must come from a model of text"
         )
     drop_newlines = config.newline == "drop"
     if isinstance(vocabulary, WordVocabulary):

@@ -203,6 +203,7 @@ def _session(model: MemoryTransformer, lengths: dict[str, Any], *, lanes: int) -
         mem_len=lengths["mem_len"],
         clamp_len=lengths["clamp_len"],
         same_length=lengths["same_length"],
+        fixed_shapes=True,
     )
 
 

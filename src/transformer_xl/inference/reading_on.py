@@ -85,6 +85,7 @@ class _ReadOnce(GrowingTexts):
             mem_len=rule.mem_len,
             clamp_len=rule.clamp_len,
             same_length=rule.same_length,
+            fixed_shapes=self._device.type == "cuda",
         )
         self._has_read = False
 

@@ -179,8 +179,9 @@ class KeyValueStream(Stream):
 
     _model: MemoryTransformer
 
-    def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int) -> None:
+    def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
+        self._fixed_shapes = fixed_shapes
         self._layers = [KeyValueBuffer() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
         self._encoded = 0
@@ -230,6 +231,9 @@ class KeyValueStream(Stream):
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         model, segment_len = self._model, tokens_BT.shape[1]
         model.check_context(segment_len=segment_len, mem_len=self.mem_len)
+        embedded_BTD = model.embed(tokens_BT)
+        if self._fixed_shapes and self._slots < self.mem_len:
+            self._fill_slots(embedded_BTD[:, :1])
         # the first query is one of the `mem_len` keys that it sees
         slots = min(self._slots, self.mem_len - 1) if model.same_length else self._slots
         visible = visible_keys(
@@ -240,7 +244,6 @@ class KeyValueStream(Stream):
             same_length=model.same_length,
             resets_BT=resets_BT,
         )
-        embedded_BTD = model.embed(tokens_BT)
 
         def with_memory(index: int, layer: Layer) -> WithMemory:
             return partial(self._layers[index].append, keep=slots)
@@ -256,6 +259,18 @@ class KeyValueStream(Stream):
             self._length_B, segment_len=segment_len, mem_len=self.mem_len, resets_BT=resets_BT
         )
         return hidden_BTD
+
+    def _fill_slots(self, like_B1D: Tensor) -> None:
+        """Put zeros, which nobody sees, before what was read, so that there is a key for every slot."""
+        missing = self.mem_len - self._slots
+        for buffer, layer in zip(self._layers, cast("Sequence[Layer]", self._model.layers), strict=True):
+            like_2NB1H = layer.key_value(like_B1D)
+            kept = buffer.newest(self._slots).clone() if self._slots else None
+            buffer.clear()
+            buffer.append(like_2NB1H.new_zeros(*like_2NB1H.shape[:3], missing, like_2NB1H.shape[4]), keep=0)
+            if kept is not None:
+                buffer.append(kept, keep=missing)
+        self._slots = self.mem_len
 
     def _encodings_of(self, *, slots: int, segment_len: int, like: Tensor) -> Sequence[Encoding]:
         """Give each layer's encoding of positions, made anew only when there are more of them than ever before."""
@@ -297,6 +312,7 @@ def stream(
     mem_len: int | None = None,
     clamp_len: int | Literal["model"] | None = "model",
     same_length: bool | None = None,
+    fixed_shapes: bool = False,
 ) -> Stream:
     """Begin to read lanes of text under weights that stay as they are, each as if from its beginning.
 
@@ -306,6 +322,8 @@ def stream(
         mem_len: how many tokens from before a piece are seen; None: as many as the model's own memory holds.
         clamp_len: distances above it count as it; None: no limit; "model": the model's own.
         same_length: whether every query sees `mem_len` keys; None: the model's own.
+        fixed_shapes: whether pieces of one length are read with tensors of the same shapes from the first on, as
+            compilers and a GPU's allocator like them, at the cost of a full memory; a recurrent state's are anyway.
 
     Returns:
         A session: see `Stream`. Attention keeps keys and values, a recurrent network its state.
@@ -319,5 +337,5 @@ def stream(
     )
     mem_len = model.mem_len if mem_len is None else mem_len
     if isinstance(reader, MemoryTransformer):
-        return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len)
+        return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len, fixed_shapes=fixed_shapes)
     return MemoryStream(reader, batch_size=batch_size, mem_len=mem_len)

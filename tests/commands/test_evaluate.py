@@ -151,6 +151,19 @@ def test_a_text_too_short_for_its_memory_is_said(run: Outcome, capsys: pytest.Ca
 
 
 @pytest.mark.slow
+def test_the_papers_long_memory_stands_beside_the_runs_own(text_file: Path, tmp_path: Path) -> None:
+    overrides = [*tiny_overrides(text_file, tmp_path), "recipe=txl_char_base", f"hydra.run.dir={tmp_path / 'paper'}"]
+    assert command_line.run("train", train, overrides) == 0
+    assert call("run=paper", "eval.max_tokens=40") == 0
+    own, paper = results_of(tmp_path / "paper")
+    assert (own["label"], own["mem_len"], own["segment_len"]) == ("own", 7, 5)
+    lengths = {name: paper[name] for name in ("segment_len", "mem_len", "clamp_len", "same_length")}
+    assert lengths == {"segment_len": 80, "mem_len": 2100, "clamp_len": 820, "same_length": True}
+    assert call("run=paper", "eval.max_tokens=40", "eval.long=false") == 0
+    assert len(results_of(tmp_path / "paper")) == 1
+
+
+@pytest.mark.slow
 def test_the_checkpoint_that_was_read_is_recorded(run: Outcome, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "other")
     (tmp_path / "other" / "checkpoints" / "best.ckpt").unlink()

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from transformer_xl.commands.evaluating import looks, record, tables
 from transformer_xl.commands.evaluating.corpus import data_of
+from transformer_xl.commands.evaluating.processes import Readers, readers
 from transformer_xl.commands.evaluating.progress import EvaluationProgress
 from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
 from transformer_xl.commands.evaluating.readings import Reading, make_readings
 from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
-from transformer_xl.commands.evaluating.shares import Opened, Readers, Share, Subject, readers
+from transformer_xl.commands.evaluating.shares import Opened, Share, Subject
 from transformer_xl.commands.evaluating.tables import Evaluated
 from transformer_xl.commands.folders import discard_if_empty, slug
 from transformer_xl.commands.screen import shown

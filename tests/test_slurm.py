@@ -116,6 +116,7 @@ def test_a_job_without_a_name_is_refused(queue: Queue) -> None:
     assert not queue.requeued
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_not_requeued_and_its_status_comes_out(queue: Queue, text_file: Path) -> None:
     process = queue.start(*tiny_overrides(text_file, queue.folder), "name=wrong", "model.d_model=15", tasks=1)
     _, stderr = process.communicate(timeout=SECONDS)

@@ -50,7 +50,7 @@ def read_on(session: Stream, tokens_BT: Tensor, pieces: list[int], resets_BT: Te
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     data=st.data(),
     pieces=st.lists(st.integers(1, 8), min_size=1, max_size=7),

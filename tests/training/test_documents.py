@@ -35,7 +35,7 @@ def settings(folder: Path) -> list[str]:
     return [f"data.path={folder}", "data.order=shuffled", "scheduler.total_steps=40", "trainer.limit_train_batches=7"]
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["byte", pytest.param("bpe", marks=pytest.mark.slow)])
 def test_a_resume_reads_on_in_the_same_order(tokenizer: str, tiny_run: Run, folder: Path) -> None:
     own = [*settings(folder), f"data.tokenizer={tokenizer}", "data.bpe_size=300", "trainer.num_sanity_val_steps=0"]
     whole = tiny_run(*own, "trainer.max_steps=19", name="whole")

@@ -69,7 +69,9 @@ def test_the_clipped_share_is_of_the_steps_since_the_last_one(tiny_run: Run) -> 
     assert shares == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("stops", [{2}, {3, 7}, {4, 5, 6, 9, 10}, {11}])
+@pytest.mark.parametrize(
+    "stops", [{3, 7}, *(pytest.param(stops, marks=pytest.mark.slow) for stops in ({2}, {4, 5, 6, 9, 10}, {11}))]
+)
 def test_a_run_stopped_and_resumed_has_the_lines_of_the_run_never_stopped(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch, stops: set[int]
 ) -> None:

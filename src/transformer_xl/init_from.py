@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
-from transformer_xl.data_config import TOKENIZERS, CorpusConfig, PublishedConfig
+from transformer_xl.data_config import TOKENIZERS, AnyDataConfig, CorpusConfig, PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model.clusters import kept_cutoffs
 from transformer_xl.model.interface import LanguageModel
@@ -65,7 +65,7 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
     vocabulary = source.vocabulary
     if vocabulary is None or not isinstance(config.data, CorpusConfig):
         return config
-    kind = _fitting(vocabulary, config).kind
+    kind = fitting(vocabulary, config.data).kind
     if "data.tokenizer" in given and config.data.tokenizer != kind:
         raise UserError(
             f"data.tokenizer is {config.data.tokenizer!r}, and init_from={config.init_from} was trained with a "
@@ -87,12 +87,17 @@ def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
             f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend: put its "
             "vocab.json, vocab.pkl or vocabulary.json beside its weights"
         )
-    return None if source.vocabulary is None else _fitting(source.vocabulary, config)
+    return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
 
 
-def _fitting(vocabulary: Vocabulary, config: Config) -> Vocabulary:
-    """Read the paper's corpora, which are split into words already, by their white space."""
-    if isinstance(config.data, PublishedConfig) and vocabulary.kind == "wikitext":
+def fitting(vocabulary: Vocabulary, data: AnyDataConfig) -> Vocabulary:
+    """Give the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
+
+    Args:
+        vocabulary: of a trained model.
+        data: settings of the corpus.
+    """
+    if isinstance(data, PublishedConfig) and vocabulary.kind == "wikitext":
         return WordVocabulary(vocabulary.symbols)  # type: ignore[attr-defined]
     return vocabulary
 

@@ -11,9 +11,9 @@ from transformer_xl.corpus_checks import check_corpus
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
-from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
-from transformer_xl.data_config import AnyDataConfig, PublishedConfig, RecallConfig, StoredConfig
+from transformer_xl.data_config import AnyDataConfig, RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
+from transformer_xl.init_from import fitting
 from transformer_xl.model.interface import LanguageModel
 
 _SEED_WITHOUT_A_RUN = 1
@@ -53,15 +53,15 @@ def open_corpus_of(source: Source, model: LanguageModel, data: AnyDataConfig, *,
     Raises:
         UserError: the text cannot be read with this vocabulary, or has changed since.
     """
+    seed = _SEED_WITHOUT_A_RUN if source.config is None else source.config.seed
     if isinstance(data, RecallConfig):
-        seed = _SEED_WITHOUT_A_RUN if source.config is None else source.config.seed
         opened: Dataset = Recall(config=data, seed=seed)
     else:
-        given = None if model.vocabulary is None else _fitting(model.vocabulary, data)
+        given = None if model.vocabulary is None else fitting(model.vocabulary, data)
         if is_own and source.config is not None and source.config.init_from is None:
             given = None  # the text's own: as in training
-        opened = open_corpus(data, announce=_tell, seed=1, vocabulary=given)
-    _check(source, model, opened, is_own=is_own)
+        opened = open_corpus(data, announce=_tell, seed=seed, vocabulary=given)
+    _check(source, model, opened, data, is_own=is_own)
     if is_own and not is_trained_text(source, opened):
         _tell(f"note: the text of {source.name} has changed since it was trained: its checksum is another")
     return opened
@@ -73,32 +73,21 @@ def is_trained_text(source: Source, data: Dataset) -> bool:
     return checksum is None or checksum == data.fingerprint.sha256
 
 
-def _fitting(vocabulary: Vocabulary, data: AnyDataConfig) -> Vocabulary:
-    """Read the paper's corpora, which are split into words already, by their white space."""
-    if isinstance(data, PublishedConfig) and vocabulary.kind == "wikitext":
-        return WordVocabulary(vocabulary.symbols)  # type: ignore[attr-defined]
-    return vocabulary
-
-
-def _check(source: Source, model: LanguageModel, data: Dataset, *, is_own: bool) -> None:
-    theirs = data.vocabulary
+def _check(source: Source, model: LanguageModel, opened: Dataset, data: AnyDataConfig, *, is_own: bool) -> None:
+    theirs = opened.vocabulary
     if model.vocabulary is None:
         if theirs.size != model.vocab_size:
             raise UserError(
                 f"run={source.path} brings no vocabulary and has {model.vocab_size} symbols, but that of "
-                f"data={data.name} has {theirs.size}: put its vocabulary beside its weights"
+                f"data={opened.name} has {theirs.size}: put its vocabulary beside its weights"
             )
         _tell(f"note: {source.name} brings no vocabulary: its ids are taken for this text's")
-    elif model.vocabulary.hash() != theirs.hash() and _fitted_hash(model.vocabulary) != theirs.hash():
+    elif fitting(model.vocabulary, data).hash() != theirs.hash():
         reason = "the text has changed since" if is_own else "choose a text that its vocabulary can say"
         raise UserError(
             f"run={source.path} was trained with a {model.vocabulary.kind} vocabulary of {model.vocab_size} symbols, "
-            f"and data={data.name} has a {theirs.kind} vocabulary of {theirs.size}: {reason}"
+            f"and data={opened.name} has a {theirs.kind} vocabulary of {theirs.size}: {reason}"
         )
-
-
-def _fitted_hash(vocabulary: Vocabulary) -> str | None:
-    return WordVocabulary(vocabulary.symbols).hash() if vocabulary.kind == "wikitext" else None  # type: ignore[attr-defined]
 
 
 def _tell(line: str) -> None:

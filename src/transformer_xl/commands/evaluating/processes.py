@@ -137,7 +137,10 @@ def _serve(connection: Connection, threads: int, parent: int) -> None:
     torch.set_num_threads(threads)
     known: tuple[Subject, Opened] | None = None
     while True:
-        subject, split, lengths, lanes, max_tokens = connection.recv()
+        try:
+            subject, split, lengths, lanes, max_tokens = connection.recv()
+        except EOFError:
+            return  # the other has ended
         try:
             if known is None or known[0] != subject:
                 known = subject, subject.opened()

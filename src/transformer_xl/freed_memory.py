@@ -10,13 +10,13 @@ import ctypes
 import platform
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST_KEPT_BLOCK = 1 << 27
-"""Larger ones, as the gradient of a table of words, would find their room taken by smaller ones, and need more."""
+_LARGEST_KEPT_BLOCK = 40 << 20
+"""Larger ones, as logits of many words, would find their room taken by smaller ones, and need more."""
 _NEVER = (1 << 31) - 1
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep freed blocks of up to 128 MiB for itself; does nothing without the GNU C library."""
+    """Have this process keep freed blocks of up to 40 MiB for itself; does nothing without the GNU C library."""
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)

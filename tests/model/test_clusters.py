@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import assert_equal_to, random_tokens, tiny_model
-from transformer_xl.model import softmax_losses
+from transformer_xl.model import heads, softmax_losses
 from transformer_xl.model.clusters import make_clusters
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -262,3 +262,20 @@ def test_output_operations_follow_the_tokens_shares() -> None:
     first, second = 2 * 16 * 8 + 2 * 8 * 8, 2 * 16 * 4 + 2 * 4 * 16
     assert clusters.output_flops(tokens=100, shares=[0.7, 0.2, 0.1]) == 100 * head + 20 * first + 10 * second
     assert clusters.input_flops(tokens=100, shares=[0.7, 0.2, 0.1]) == 2 * 16 * (70 * 16 + 20 * 8 + 10 * 4)
+
+
+def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = tiny_model(cutoffs=[4, 10]), set()
+
+    def spied(softmaxes: list[softmax_losses.Softmax]) -> tuple[Tensor, ...]:
+        seen.update(len(softmax.target_R) for softmax in softmaxes[1:])
+        return softmax_losses.softmax_losses(softmaxes)
+
+    monkeypatch.setattr(heads, "softmax_losses", spied)
+    hidden_1TD = torch.randn(1, 100, 16, dtype=model.embedding.weights[0].dtype)
+    for tail_tokens in range(17, 60):
+        targets_1T = torch.zeros(1, 100, dtype=torch.int64)
+        targets_1T[:, :tail_tokens] = 5
+        expected = -model.head_log_probs(hidden_1TD).gather(2, targets_1T[..., None])[..., 0]
+        assert_equal_to(model.head_nll(hidden_1TD, targets_1T), expected, within=1e-5)
+    assert seen == {0, 32, 48, 64}

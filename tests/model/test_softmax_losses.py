@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.model.tiny import assert_equal_to
+from transformer_xl.model import onednn
 from transformer_xl.model.softmax_losses import Columns, Softmax, softmax_losses
 
 V, D = 11, 4
@@ -101,6 +102,18 @@ def test_under_autocast_products_are_rounded_and_sums_are_not(at_once: int, monk
     for gradient, wanted in zip(gradients, torch.autograd.grad(expected.sum(), softmaxes.leaves), strict=True):
         assert gradient.dtype == torch.float32
         assert_equal_to(gradient, wanted, within=0.1)
+
+
+@pytest.mark.parametrize("rows", [[5, 4, 3], [1, 0, 6]], ids=str)
+def test_products_made_some_outputs_at_a_time_give_the_same(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(onednn, "_OUTPUTS_AT_ONCE", 2)
+    softmaxes = Softmaxes(rows, dtype=torch.float32)
+    losses, expected = softmaxes.losses(), softmaxes.expected()
+    assert_equal_to(losses, expected.float(), within=1e-5)
+    gradients = torch.autograd.grad(losses.sum(), softmaxes.leaves)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected.sum(), softmaxes.leaves), strict=True):
+        assert_equal_to(gradient, wanted, within=1e-5)
 
 
 def test_a_target_that_is_no_column_is_refused() -> None:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.clusters import Clusters
+from transformer_xl.model.linear import linear
+from transformer_xl.model.onednn import rows_to_add
 from transformer_xl.model.shared_tables import SharedTable, shared_table
-from transformer_xl.model.softmax_losses import Columns, Softmax, softmax_losses
+from transformer_xl.model.softmax_losses import NOT_COUNTED, Columns, Softmax, softmax_losses
 
 
 class TokenEmbedding(nn.Module):
@@ -140,12 +142,17 @@ class TokenSoftmax(nn.Module):
         numbers = torch.arange(len(edges), device=target_R.device)
         # how many rows each tail has: the one time that the host waits for the device, whatever the number of clusters
         borders = torch.searchsorted(sorted_R, numbers).tolist()
-        for number in self.clusters.tails:
+        counts = [borders[number + 1] - borders[number] for number in self.clusters.tails]
+        for number, count in zip(self.clusters.tails, counts, strict=True):
             row_r = row_R[borders[number] : borders[number + 1]]
-            projected = self._projected(hidden_RD[row_r], number)
-            softmaxes.append(Softmax(projected, (self._cluster(number),), target_R[row_r] - edges[number]))
+            target_r = target_R[row_r] - edges[number]
+            more = (0, rows_to_add(count))  # none of them counts
+            projected = self._projected(hidden_RD[functional.pad(row_r, more)], number)
+            target_r = functional.pad(target_r, more, value=NOT_COUNTED)
+            softmaxes.append(Softmax(projected, (self._cluster(number),), target_r))
         head_nll_R, *tail_nll = softmax_losses(softmaxes)
-        within_tail_R = torch.cat([head_nll_R.new_zeros(borders[1]), *tail_nll])
+        counted = [nll_r[:count] for nll_r, count in zip(tail_nll, counts, strict=True)]
+        within_tail_R = torch.cat([head_nll_R.new_zeros(borders[1]), *counted])
         nll_R = head_nll_R + torch.zeros_like(head_nll_R).index_copy(0, row_R, within_tail_R)
         return nll_R.view(targets_BT.shape)
 
@@ -174,8 +181,7 @@ class TokenSoftmax(nn.Module):
 
 def _logits(hidden: Tensor, columns: tuple[Columns, ...]) -> Tensor:
     logits = [
-        functional.linear(hidden, part.table_VD[part.start : part.stop], part.bias_V[part.start : part.stop])
-        for part in columns
+        linear(hidden, part.table_VD[part.start : part.stop], part.bias_V[part.start : part.stop]) for part in columns
     ]
     return torch.cat(logits, dim=-1)
 

@@ -1,40 +1,113 @@
-"""A linear layer that reads a few rows as fast as memory gives its weights."""
+"""Linear layers: for training and reading, and, where weights stay as they are, for reading a few rows at a time.
+
+Letters: R rows, I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
+import copy
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-_FEW_ROWS = 4
+from transformer_xl.model import onednn
+
+M = TypeVar("M", bound=nn.Module)
+
 _PIECES = 8
+"""Parts of a weight that share the cores when it is multiplied by a single vector."""
 
 
 class Linear(nn.Linear):
-    """`nn.Linear`; where no gradient is asked for, few rows of float32 on a CPU use all of its cores.
-
-    Libraries of matrix products share out the rows of the left factor, and give one row to one core.
-    """
+    """`nn.Linear`, its products in float32 on a CPU by what is fastest there; see `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Give (..., outputs) for (..., inputs)."""
-        is_few = 0 < input.numel() <= _FEW_ROWS * self.in_features
-        if torch.is_grad_enabled() or not is_few or not _is_plain(input, self.weight):
-            return super().forward(input)
-        rows = input.reshape(-1, self.in_features)
-        outputs = _product(self.weight, rows.t()).t()
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        return outputs.reshape(*input.shape[:-1], self.out_features)
+        """Give (..., O) for (..., I)."""
+        return linear(input, self.weight, self.bias)
 
 
-def _is_plain(rows: Tensor, weight: Tensor) -> bool:
-    of_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return of_float32 and rows.device.type == "cpu"
+def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Give (..., O) for (..., I), as `functional.linear` does, faster for many rows and for one."""
+    if onednn.suits_onednn(input, weight_OI):
+        output: Tensor = _LargeLinear.apply(input, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        return output
+    if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and onednn.is_plain(input, weight_OI):
+        return _of_one_row(input, weight_OI, bias_O)
+    return functional.linear(input, weight_OI, bias_O)
 
 
-def _product(weight: Tensor, columns: Tensor) -> Tensor:
-    outputs = len(weight)
-    if columns.shape[1] > 1 or outputs % _PIECES:
-        return weight @ columns
-    pieces = weight.view(_PIECES, outputs // _PIECES, -1)
-    return torch.bmm(pieces, columns.expand(_PIECES, -1, -1)).view(outputs, 1)
+class _LargeLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight_OI)
+        output_RO = onednn.linear(input.reshape(-1, input.shape[-1]), weight_OI, bias_O)
+        return output_RO.resize_(*input.shape[:-1], len(weight_OI))  # a view could not be changed in place
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight_OI = ctx.saved_tensors
+        grad_RO = grad.reshape(-1, len(weight_OI))
+        to_input, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            onednn.linear(grad_RO, weight_OI.t()).view(input.shape) if to_input else None,
+            grad_RO.t() @ input.reshape(-1, input.shape[-1]) if to_weight else None,
+            grad_RO.sum(dim=0) if to_bias else None,
+        )
+
+
+def _of_one_row(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Share a weight's rows out to all cores: libraries give one row of the left factor to one core."""
+    outputs = len(weight_OI)
+    rest = outputs % _PIECES
+    # the vector as a row that is transposed: as a column of its own it is read far more slowly
+    column_I1 = input.reshape(1, -1).t()
+    pieces = weight_OI[: outputs - rest].view(_PIECES, -1, weight_OI.shape[1])
+    output_O = torch.bmm(pieces, column_I1.expand(_PIECES, -1, -1)).flatten()
+    if rest:
+        output_O = torch.cat([output_O, (weight_OI[-rest:] @ column_I1)[:, 0]])
+    if bias_O is not None:
+        output_O = output_O + bias_O
+    return output_O.view(*input.shape[:-1], outputs)
+
+
+class _LaidOutLinear(nn.Module):
+    """A linear layer whose weight, as it is when few rows are first read, is laid out for them."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self._linear = linear
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Give (..., O) for (..., I)."""
+        linear = self._linear
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else linear.weight.dtype
+        rows = input.numel() // linear.in_features
+        fewest = 2 if dtype == torch.float32 else 1  # what `Linear` does with a single row is no slower
+        if not fewest <= rows < onednn.FEW_ROWS or not onednn.can_be_laid_out(linear.weight, dtype):
+            output: Tensor = linear(input)
+            return output
+        if self._weight is None or self._weight.dtype != dtype:
+            self._weight = onednn.laid_out(linear.weight.to(dtype), rows=rows)
+            self._bias = None if linear.bias is None else linear.bias.to(dtype)
+        input_RI = functional.pad(input.reshape(rows, -1).to(dtype), (0, 0, 0, onednn.rows_to_add(rows)))
+        return onednn.linear(input_RI, self._weight, self._bias)[:rows].view(*input.shape[:-1], -1)
+
+
+def for_reading(module: M) -> M:
+    """Give a module for reading alone, under weights that stay as they are: its parameters and modes shared.
+
+    Where a linear layer of it reads few rows at a time, a copy of its weight is kept in the order that they read
+    fastest.
+    """
+    twin = copy.copy(module)
+    twin._modules = {
+        name: _LaidOutLinear(child) if isinstance(child, Linear) else child and for_reading(child)
+        for name, child in module._modules.items()
+    }
+    return twin

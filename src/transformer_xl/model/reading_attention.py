@@ -73,16 +73,20 @@ def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, dista
     keys = key_nbsH.shape[2]
     content_ptH, key_psH = content_nbtH.flatten(0, 1), key_nbsH.flatten(0, 1)
     position_nqH = position_nbtH.flatten(1, 2)
-    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
-    if position_nqH.shape[1] == 1:
-        by_distance_nqr = torch.bmm(distance_nrH, position_nqH.transpose(1, 2))
-    else:
-        by_distance_nqr = torch.bmm(position_nqH, distance_nrH.transpose(1, 2))
+    by_distance_nqr = _products(position_nqH, distance_nrH)
     by_key_pts = by_distance_nqr.view(len(content_ptH), queries * (keys + 1))[:, queries - 1 : -1].view(
         -1, queries, keys
     )
-    if queries == 1:
-        score_pts = torch.bmm(key_psH, content_ptH.transpose(1, 2)).transpose(1, 2)
-    else:
-        score_pts = torch.bmm(content_ptH, key_psH.transpose(1, 2))
+    score_pts = _products(content_ptH, key_psH)
     return score_pts.add_(by_key_pts).view(heads, lanes, queries, keys)
+
+
+def _products(query_pqH: Tensor, key_prH: Tensor) -> Tensor:
+    """Give each pair's products (p, q, r)."""
+    if query_pqH.shape[1] > 1:
+        return torch.bmm(query_pqH, key_prH.transpose(1, 2))
+    if query_pqH.dtype != torch.float32:
+        # the library of products in bfloat16 copies what is not dense, and slowly what is transposed besides
+        return torch.bmm(query_pqH, key_prH.contiguous().transpose(1, 2))
+    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
+    return torch.bmm(key_prH, query_pqH.transpose(1, 2)).transpose(1, 2)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.model import onednn
+
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
 
@@ -93,7 +95,7 @@ class _Placed(NamedTuple):
         """Give the logits (r, C) of some rows, of products in `dtype`, at least float32."""
         hidden_rD = inputs[self.hidden][part].to(dtype)
         logits = [
-            torch.addmm(inputs[bias][columns].to(dtype), hidden_rD, inputs[table][columns].to(dtype).t())
+            _linear(hidden_rD, inputs[table][columns].to(dtype), inputs[bias][columns].to(dtype))
             for table, bias, columns in self.columns
         ]
         logits_rC = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
@@ -128,12 +130,12 @@ class _SoftmaxLosses(torch.autograd.Function):
                     logits_rC = softmax.logits(inputs, part, dtype)
                     normaliser.append(logits_rC.logsumexp(dim=1))
                     right.append(logits_rC.gather(1, right_R1[part])[:, 0])
-                kept.append(logits_rC if len(parts) == 1 else logits_rC.new_empty(0))
+                kept.append(logits_rC if len(parts) == 1 else None)
                 normalisers.append(torch.cat(normaliser))
                 loss_R = normalisers[-1] - torch.cat(right)
                 losses.append(loss_R.masked_fill_(softmax.target_R == NOT_COUNTED, 0))
-        ctx.softmaxes, ctx.dtype = softmaxes, dtype
-        ctx.save_for_backward(*inputs, *normalisers, *kept)
+        ctx.softmaxes, ctx.dtype, ctx.kept = softmaxes, dtype, kept
+        ctx.save_for_backward(*inputs, *normalisers)
         return tuple(losses)
 
     @staticmethod
@@ -141,16 +143,18 @@ class _SoftmaxLosses(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         softmaxes: list[_Placed] = ctx.softmaxes
         saved, count = ctx.saved_tensors, len(softmaxes)
-        inputs, normalisers, kept = saved[: -2 * count], saved[-2 * count : -count], saved[-count:]
+        inputs, normalisers = saved[:-count], saved[-count:]
         gradients = [torch.empty_like(tensor) for tensor in inputs]
+        kept, ctx.kept = ctx.kept, [None] * count  # written over: whoever asks for gradients twice has them made again
         with _no_autocast(inputs[0]):
-            for softmax, grad_R, normaliser_R, logits_RC in zip(softmaxes, grads, normalisers, kept, strict=True):
+            for number, (softmax, grad_R, normaliser_R) in enumerate(zip(softmaxes, grads, normalisers, strict=True)):
                 counted_R1 = torch.where(softmax.target_R == NOT_COUNTED, 0, grad_R)[:, None]
                 right_R1 = softmax.right_columns
-                parts = list(softmax.parts())
-                for part in parts:
-                    logits_rC = logits_RC if len(parts) == 1 else softmax.logits(inputs, part, ctx.dtype)
-                    grad_rC = (logits_rC - normaliser_R[part, None]).exp_()
+                for part in softmax.parts():
+                    logits_rC, kept[number] = kept[number], None
+                    if logits_rC is None:
+                        logits_rC = softmax.logits(inputs, part, ctx.dtype)
+                    grad_rC = logits_rC.sub_(normaliser_R[part, None]).exp_()
                     right_r1 = right_R1[part]
                     grad_rC.scatter_add_(1, right_r1, -torch.ones_like(right_r1, dtype=grad_rC.dtype))
                     grad_rC = grad_rC.mul_(counted_R1[part]).to(ctx.dtype)
@@ -170,9 +174,17 @@ def _no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
+def _linear(hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> Tensor:
+    if onednn.suits_onednn(hidden_rD, table_cD):
+        return onednn.wide_linear(hidden_rD, table_cD, bias_c)
+    return torch.addmm(bias_c, hidden_rD, table_cD.t())
+
+
 def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
     if adds:
         target += left @ right
+    elif target.dtype == left.dtype and len(left) > len(right) and onednn.suits_onednn(left, right.t()):
+        onednn.write_tall_product(target, left, right)
     elif target.dtype == left.dtype:
         torch.mm(left, right, out=target)
     else:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.key_values import KeyValueBuffer
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.linear import for_reading
 from transformer_xl.model.memory import (
     HiddenMemory,
     Memory,
@@ -180,6 +181,8 @@ class KeyValueStream(Stream):
     _model: MemoryTransformer
 
     def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
+        readers = {id(layer): for_reading(layer) for layer in model.layers}
+        model = model.with_layers_called_by(lambda layer, **arguments: readers[id(layer)](**arguments))
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
         self._fixed_shapes = fixed_shapes
         self._layers = [KeyValueBuffer() for _ in model.layers]

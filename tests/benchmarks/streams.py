@@ -19,34 +19,39 @@ def window(bench: Bench) -> None:
     lengths = {12: 1.0, 24: 1.0} if bench.quick else PAPER
     rows = []
     for length, printed in lengths.items():
-        streaming, sliding = window_works(bench, length=length)
-        name = f"window-{length}"
-        sides = [bench.ours("streaming", streaming), bench.ours("sliding window", sliding)]
-        stream, slide = bench.contest(name, sides)
-        operations = reading_flops(sliding) / streaming_flops(streaming, keys=length)
-        rows.append(window_row(length, stream, slide, operations=operations, printed=printed))
-        words = f"{sizes_in_words(streaming)}; window: {sizes_in_words(sliding)}, one token predicted"
-    head = ["attention length", "streaming", "sliding window", "times", "of operations", "share", "paper's times"]
+        streams, sliding = window_works(bench, length=length)
+        sides = [bench.ours(f"streaming, T {streaming['segment_len']}", streaming) for streaming in streams]
+        *streamed, slide = bench.contest(f"window-{length}", [*sides, bench.ours("sliding window", sliding)])
+        for streaming, stream in zip(streams, streamed, strict=True):
+            operations = reading_flops(sliding) / streaming_flops(streaming, keys=length)
+            row = window_row(stream, slide, operations=operations, printed=printed)
+            rows.append([f"{length:,}", str(streaming["segment_len"]), *row])
+        words = f"{sizes_in_words(streams[-1])}; window: {sizes_in_words(sliding)}, one token predicted"
+    head = ["attention length", "T", "streaming", "sliding window", "times", "of operations", "share", "paper's times"]
     bench.say(f"**window**, tokens/s, the last of: {words}\n\n{markdown(head, rows)}")
 
 
-def window_works(bench: Bench, *, length: int) -> tuple[Request, Request]:
-    """Give streaming with that attention length, and the window of a model without memory, of the same sizes."""
+def window_works(bench: Bench, *, length: int) -> tuple[list[Request], Request]:
+    """Give streaming with that attention length, and the window of a model without memory, of the same sizes.
+
+    Streaming reads the segments that the paper scores with, and longer ones, as training's are: products of more rows.
+    """
     published = model_settings("txl_char_base", quick=bench.quick, attention=bench.attention)
     sizes = {name: published[name] for name in ("n_layer", "d_model", "n_head", "d_head", "d_inner")}
     vanilla = model_settings("vanilla", quick=bench.quick, attention=bench.attention, **sizes)
-    lengths = settings("recipe/txl_char_base")["long_eval"] | {"mem_len": length}
-    if bench.quick:
-        lengths |= {"segment_len": 8}
+    recipe = settings("recipe/txl_char_base")
+    lengths = recipe["long_eval"] | {"mem_len": length}
+    segments = (8, 16) if bench.quick else (lengths["segment_len"], recipe["segment_len"])
     streaming = work("evaluation", published, vocab_size=204, **lengths)
-    return streaming, work("window", vanilla, vocab_size=204, segment_len=length)
+    return [streaming | {"segment_len": tokens} for tokens in segments], work(
+        "window", vanilla, vocab_size=204, segment_len=length
+    )
 
 
-def window_row(length: int, stream: Result, slide: Result, *, operations: float, printed: float) -> list[str]:
+def window_row(stream: Result, slide: Result, *, operations: float, printed: float) -> list[str]:
     """Write a row: both speeds, their ratio, what operations promise, and the paper's."""
     times = times_faster(stream, slide)
     return [
-        f"{length:,}",
         number(rate(stream).median),
         number(rate(slide).median),
         f"{number(times.median)} ({number(times.low)} to {number(times.high)})",

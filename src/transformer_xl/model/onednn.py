@@ -40,8 +40,12 @@ def suits_onednn(left: Tensor, right: Tensor) -> bool:
 
     Leading dimensions of `left` count as rows.
     """
-    is_large = left.numel() * right.shape[0] >= _WORTH_A_CALL
-    return is_large and _ON_X86 and bool(torch.backends.mkldnn.enabled) and is_plain(left, right)
+    return left.numel() * right.shape[0] >= _WORTH_A_CALL and takes(left, right)
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Say whether products of these in float32 can be done here."""
+    return _ON_X86 and bool(torch.backends.mkldnn.enabled) and is_plain(*tensors)
 
 
 def linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

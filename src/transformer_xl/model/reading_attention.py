@@ -11,7 +11,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from transformer_xl.model import onednn
 from transformer_xl.model.visibility import Visibility
+
+SCORES_ALONE = 1 << 18
+"""Scores of one head and lane from which on all cores are faster at these alone than each at a head of its own."""
 
 SCORES_AT_ONCE = 1 << 21
 """Scores of a block of several heads or lanes: enough that products share the cores, few enough for their cache."""
@@ -42,47 +46,57 @@ def reading_attention(
         # the first key's distance from the last query, to no distance at all
         distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
-        for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores):
+        alone = scores >= SCORES_ALONE and onednn.takes(content_NBTH, key_NBSH)
+        at_once = 1 if alone else SCORES_AT_ONCE
+        for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores, at_once=at_once):
             score_nbts = _scores(
                 content_NBTH[some_heads, some_lanes, rows],
                 position_NBTH[some_heads, some_lanes, rows],
                 key_NBSH[some_heads, some_lanes, keys],
                 distance_NRH[some_heads, distances],
+                alone=alone,
             )
             for part, hidden_Bts in hidden:
                 columns = slice(part.start - keys.start, part.stop - keys.start)
                 score_nbts[..., columns].masked_fill_(hidden_Bts[some_lanes], -torch.inf)
             torch.softmax(score_nbts, dim=-1, out=score_nbts)
             value_nbsH = value_NBSH[some_heads, some_lanes, keys]
-            attended_NBTH[some_heads, some_lanes, rows] = torch.matmul(score_nbts, value_nbsH)
+            if alone:
+                attended_NBTH[some_heads, some_lanes, rows] = onednn.linear(score_nbts[0, 0], value_nbsH[0, 0].t())
+            else:
+                attended_NBTH[some_heads, some_lanes, rows] = torch.matmul(score_nbts, value_nbsH)
     return attended_NBTH.permute(1, 2, 0, 3)
 
 
-def _parts(*, heads: int, lanes: int, scores: int) -> Iterator[tuple[slice, slice]]:
+def _parts(*, heads: int, lanes: int, scores: int, at_once: int) -> Iterator[tuple[slice, slice]]:
     """Cut the pairs of heads and lanes, each with so many scores: several heads of all lanes, or lanes of one head."""
-    heads_at_once = max(1, min(heads, SCORES_AT_ONCE // (scores * lanes)))
-    lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, SCORES_AT_ONCE // scores))
+    heads_at_once = max(1, min(heads, at_once // (scores * lanes)))
+    lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, at_once // scores))
     for head in range(0, heads, heads_at_once):
         for lane in range(0, lanes, lanes_at_once):
             yield slice(head, min(head + heads_at_once, heads)), slice(lane, min(lane + lanes_at_once, lanes))
 
 
-def _scores(content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, distance_nrH: Tensor) -> Tensor:
+def _scores(
+    content_nbtH: Tensor, position_nbtH: Tensor, key_nbsH: Tensor, distance_nrH: Tensor, *, alone: bool
+) -> Tensor:
     """Give scores (n, b, t, s)."""
     heads, lanes, queries, _ = content_nbtH.shape
     keys = key_nbsH.shape[2]
     content_ptH, key_psH = content_nbtH.flatten(0, 1), key_nbsH.flatten(0, 1)
     position_nqH = position_nbtH.flatten(1, 2)
-    by_distance_nqr = _products(position_nqH, distance_nrH)
+    by_distance_nqr = _products(position_nqH, distance_nrH, alone=alone)
     by_key_pts = by_distance_nqr.view(len(content_ptH), queries * (keys + 1))[:, queries - 1 : -1].view(
         -1, queries, keys
     )
-    score_pts = _products(content_ptH, key_psH)
+    score_pts = _products(content_ptH, key_psH, alone=alone)
     return score_pts.add_(by_key_pts).view(heads, lanes, queries, keys)
 
 
-def _products(query_pqH: Tensor, key_prH: Tensor) -> Tensor:
-    """Give each pair's products (p, q, r)."""
+def _products(query_pqH: Tensor, key_prH: Tensor, *, alone: bool) -> Tensor:
+    """Give each pair's products (p, q, r); `alone`: of one pair, large ones."""
+    if alone:
+        return onednn.linear(query_pqH[0], key_prH[0])[None]
     if query_pqH.shape[1] > 1:
         return torch.bmm(query_pqH, key_prH.transpose(1, 2))
     if query_pqH.dtype != torch.float32:

@@ -61,6 +61,7 @@ def test_it_equals_the_plain_one_however_it_is_cut(
         patch.setattr(module, "SCORES_AT_ONCE", scores_at_once)
         actual = blockwise_attention(**inputs, visible=Visibility(visible.mask_BTS), dropout=0.0)
         assert_equal_to(actual, expected, within=1e-12)
+        patch.setattr(module, "QUERIES_ALONE", 1)
         patch.setattr(module, "SCORES_ALONE", 1)
         single = {name: tensor.float() for name, tensor in inputs.items()}
         actual = blockwise_attention(**single, visible=Visibility(visible.mask_BTS), dropout=0.0)

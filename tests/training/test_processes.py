@@ -44,6 +44,7 @@ def assert_same_run(one: Outcome, other: Outcome) -> None:
     torch.testing.assert_close(other_memory["hidden_LBMD"], memory["hidden_LBMD"], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_seven_lanes_on_two_processes_give_the_numbers_of_one(text_file: Path, tmp_path: Path) -> None:
     one = exact_run(text_file, tmp_path, 1)
     two = exact_run(text_file, tmp_path, 2)

@@ -61,13 +61,11 @@ def linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
     return output_RO
 
 
-def wide_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
-    """Give what `linear` does for many outputs, some at a time: a weight is copied into the order that it reads."""
-    output_RO = input_RI.new_empty(len(input_RI), len(weight_OI))
+def write_wide_linear(target_RO: Tensor, input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> None:
+    """Write what `linear` gives for many outputs, some at a time: a weight is copied into the order that it reads."""
     for start in range(0, len(weight_OI), _OUTPUTS_AT_ONCE):
         some = slice(start, start + _OUTPUTS_AT_ONCE)
-        output_RO[:, some] = linear(input_RI, weight_OI[some], bias_O[some])
-    return output_RO
+        target_RO[:, some] = linear(input_RI, weight_OI[some], bias_O[some])
 
 
 def write_tall_product(target_OI: Tensor, left_OR: Tensor, right_RI: Tensor) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformer_xl.model import onednn
 from transformer_xl.model.visibility import Visibility
 
-SCORES_ALONE = 1 << 18
-"""Scores of one head and lane from which on all cores are faster at these alone than each at a head of its own."""
+QUERIES_ALONE, SCORES_ALONE = 96, 1 << 18
+"""Of a block of one head and lane: from which on all cores are faster at it alone than each at a head of its own."""
 
 SCORES_AT_ONCE = 1 << 21
 """Scores of a block of several heads or lanes: enough that products share the cores, few enough for their cache."""
@@ -46,7 +46,8 @@ def reading_attention(
         # the first key's distance from the last query, to no distance at all
         distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
-        alone = scores >= SCORES_ALONE and onednn.takes(content_NBTH, key_NBSH)
+        is_large = rows.stop - rows.start >= QUERIES_ALONE and scores >= SCORES_ALONE
+        alone = is_large and onednn.takes(content_NBTH, key_NBSH)
         at_once = 1 if alone else SCORES_AT_ONCE
         for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores, at_once=at_once):
             score_nbts = _scores(

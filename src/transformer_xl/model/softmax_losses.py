@@ -25,6 +25,9 @@ NOT_COUNTED = -100
 LOGITS_AT_ONCE = 1 << 28
 """Logits of a softmax that are held at a time."""
 
+COLUMNS_AT_ONCE = 2048
+"""Columns of which a CPU makes copies of another type at a time."""
+
 
 class Columns(NamedTuple):
     """Neighbouring columns of a softmax: the rows from `start` to `stop` of a table and of its biases.
@@ -94,27 +97,47 @@ class _Placed(NamedTuple):
     def logits(self, inputs: Sequence[Tensor], part: slice, dtype: torch.dtype) -> Tensor:
         """Give the logits (r, C) of some rows, of products in `dtype`, at least float32."""
         hidden_rD = inputs[self.hidden][part].to(dtype)
-        logits = [
-            _linear(hidden_rD, inputs[table][columns].to(dtype), inputs[bias][columns].to(dtype))
-            for table, bias, columns in self.columns
-        ]
-        logits_rC = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
-        return logits_rC.to(torch.promote_types(dtype, torch.float32))
+        pieces = list(self._pieces(inputs, dtype))
+        logits_rC = hidden_rD.new_empty(len(hidden_rD), pieces[-1].place.stop, dtype=_precise(dtype))
+        for table, bias, rows, place in pieces:
+            table_cD, bias_c = inputs[table][rows].to(dtype), inputs[bias][rows].to(dtype)
+            _write_linear(logits_rC[:, place], hidden_rD, table_cD, bias_c)
+        return logits_rC
 
     def write_gradients(
-        self, grad_rC: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor], part: slice
+        self, grad_rC: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor], part: slice, dtype: torch.dtype
     ) -> None:
         """Write what some rows' logits pass on; to tables and biases the first part writes, and others add."""
-        hidden_rD = inputs[self.hidden][part].to(grad_rC.dtype)
-        first, stop = 0, 0
-        for table, bias, columns in self.columns:
-            first, stop = stop, stop + columns.stop - columns.start
-            grad_rc = grad_rC[:, first:stop]
-            table_cD = inputs[table][columns].to(grad_rC.dtype)
-            _write_product(gradients[self.hidden][part], grad_rc, table_cD, adds=first > 0)
-            _write_product(gradients[table][columns], grad_rc.t(), hidden_rD, adds=part.start > 0)
+        hidden_rD, to_hidden_rD = inputs[self.hidden][part].to(dtype), gradients[self.hidden][part]
+        sum_rD = to_hidden_rD.to(_precise(dtype))
+        for table, bias, rows, place in self._pieces(inputs, dtype):
+            grad_rc, table_cD = grad_rC[:, place].to(dtype), inputs[table][rows].to(dtype)
+            _write_product(sum_rD, grad_rc, table_cD, adds=place.start > 0)
+            _write_product(gradients[table][rows], grad_rc.t(), hidden_rD, adds=part.start > 0)
             bias_c = grad_rc.sum(dim=0)
-            gradients[bias][columns] = gradients[bias][columns] + bias_c if part.start > 0 else bias_c
+            gradients[bias][rows] = gradients[bias][rows] + bias_c if part.start > 0 else bias_c
+        if sum_rD is not to_hidden_rD:
+            to_hidden_rD.copy_(sum_rD)
+
+    def _pieces(self, inputs: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Piece]:
+        """Cut the columns where they are rounded to another type on a CPU: its cache is to hold the copies."""
+        stop = 0
+        for table, bias, columns in self.columns:
+            is_cut = inputs[table].dtype != dtype and inputs[table].device.type == "cpu"
+            at_once = COLUMNS_AT_ONCE if is_cut else columns.stop - columns.start
+            for first in range(columns.start, columns.stop, at_once):
+                rows = slice(first, min(first + at_once, columns.stop))
+                start, stop = stop, stop + rows.stop - rows.start
+                yield _Piece(table, bias, rows, slice(start, stop))
+
+
+class _Piece(NamedTuple):
+    """Neighbouring columns: the places of their table and biases among the inputs, their rows there, and themselves."""
+
+    table: int
+    bias: int
+    rows: slice
+    place: slice
 
 
 class _SoftmaxLosses(torch.autograd.Function):
@@ -157,8 +180,7 @@ class _SoftmaxLosses(torch.autograd.Function):
                     grad_rC = logits_rC.sub_(normaliser_R[part, None]).exp_()
                     right_r1 = right_R1[part]
                     grad_rC.scatter_add_(1, right_r1, -torch.ones_like(right_r1, dtype=grad_rC.dtype))
-                    grad_rC = grad_rC.mul_(counted_R1[part]).to(ctx.dtype)
-                    softmax.write_gradients(grad_rC, inputs, gradients, part)
+                    softmax.write_gradients(grad_rC.mul_(counted_R1[part]), inputs, gradients, part, ctx.dtype)
         return (None, *gradients)
 
 
@@ -174,10 +196,17 @@ def _no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
-def _linear(hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> Tensor:
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> None:
     if onednn.suits_onednn(hidden_rD, table_cD):
-        return onednn.wide_linear(hidden_rD, table_cD, bias_c)
-    return torch.addmm(bias_c, hidden_rD, table_cD.t())
+        onednn.write_wide_linear(target_rc, hidden_rD, table_cD, bias_c)
+    elif target_rc.is_contiguous() and target_rc.dtype == hidden_rD.dtype:
+        torch.addmm(bias_c, hidden_rD, table_cD.t(), out=target_rc)
+    else:
+        target_rc.copy_(torch.addmm(bias_c, hidden_rD, table_cD.t()))
 
 
 def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:

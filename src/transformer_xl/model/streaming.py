@@ -329,7 +329,8 @@ def stream(
             compilers and a GPU's allocator like them, at the cost of a full memory; a recurrent state's are anyway.
 
     Returns:
-        A session: see `Stream`. Attention keeps keys and values, a recurrent network its state.
+        A session: see `Stream`. Attention keeps keys and values, a recurrent network its state; on a CPU, layers that
+        read few tokens at a time keep a copy of their weights besides, in the order that these read fastest.
 
     Raises:
         ValueError: `mem_len` is negative.

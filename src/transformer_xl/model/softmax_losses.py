@@ -25,7 +25,7 @@ NOT_COUNTED = -100
 LOGITS_AT_ONCE = 1 << 28
 """Logits of a softmax that are held at a time."""
 
-COLUMNS_AT_ONCE = 2048
+COLUMNS_AT_ONCE = 8192
 """Columns of which a CPU makes copies of another type at a time."""
 
 

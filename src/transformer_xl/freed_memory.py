@@ -12,6 +12,7 @@ import platform
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGEST_KEPT_BLOCK = 40 << 20
 """Larger ones, as logits of many words, would find their room taken by smaller ones, and need more."""
+_LARGEST_OF_OLDER_LIBRARIES = 32 << 20
 _NEVER = (1 << 31) - 1
 
 
@@ -20,5 +21,6 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK)
+    if not libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_OF_OLDER_LIBRARIES)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -26,6 +26,7 @@ from transformer_xl.model.visibility import Visibility, visible_keys
     queries_at_once=st.sampled_from([1, 2, 256]),
     scores_at_once=st.sampled_from([1, 20, 60, 1 << 16]),
     heads_first=st.booleans(),
+    many_keys=st.sampled_from([1, 1024]),
 )
 @torch.no_grad()
 def test_it_equals_the_plain_one_however_it_is_cut(
@@ -38,6 +39,7 @@ def test_it_equals_the_plain_one_however_it_is_cut(
     queries_at_once: int,
     scores_at_once: int,
     heads_first: bool,
+    many_keys: int,
 ) -> None:
     slots = data.draw(st.integers(0, mem_len))
     visible = visible_keys(
@@ -58,6 +60,8 @@ def test_it_equals_the_plain_one_however_it_is_cut(
         inputs["position_RNH"] = inputs["position_RNH"].transpose(0, 1).contiguous().transpose(0, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformer_xl.model.visibility.QUERIES_AT_ONCE", queries_at_once)
+        patch.setattr("transformer_xl.model.visibility.MANY_KEYS", many_keys)
+        patch.setattr("transformer_xl.model.visibility.KEYS_ROUNDED_TO", 3)
         patch.setattr(module, "SCORES_AT_ONCE", scores_at_once)
         actual = blockwise_attention(**inputs, visible=Visibility(visible.mask_BTS), dropout=0.0)
         assert_equal_to(actual, expected, within=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import transformer_xl as txl
 from tests.model.kinds import KINDS, OF_PLACES, RECURRENT, TRANSFORMERS, model_of, one_reset
 from tests.model.test_streaming import drawn_resets
 from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read
+from transformer_xl.model import onednn
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.key_values import KeyValueBuffer
 from transformer_xl.model.streaming import Stream
@@ -266,3 +268,27 @@ def test_a_session_goes_on_from_its_saved_state_and_refuses_anothers(kind: str) 
         txl.stream(model, batch_size=1).load_state_dict(session.state_dict())
     with pytest.raises(ValueError, match="the state"):
         session.load_state_dict({**session.state_dict(), "more": torch.zeros(1)})
+
+
+def test_a_session_made_before_eval_reads_without_dropout() -> None:
+    model = model_of("transformer_xl", dtype=torch.float32, dropout=0.5).train()
+    session = txl.stream(model, batch_size=2, mem_len=4)
+    tokens_BT = random_tokens(2, 5)
+    with pytest.raises(ValueError, match="call eval"):
+        session.log_probs(tokens_BT)
+    expected = txl.stream(model.eval(), batch_size=2, mem_len=4).log_probs(tokens_BT)
+    assert torch.equal(session.log_probs(tokens_BT), expected)
+
+
+def test_a_session_can_be_copied_to_read_on_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_WORTH_A_LAYOUT", 1)
+    session = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
+    session.log_probs(random_tokens(2, 5))
+    copied = copy.deepcopy(session)
+    one, other = random_tokens(2, 3, seed=1), random_tokens(2, 3, seed=2)
+    session.log_probs(one)
+    copied.log_probs(other)
+    fresh = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
+    fresh.log_probs(random_tokens(2, 5))
+    fresh.log_probs(other)
+    assert torch.equal(copied.log_probs(one), fresh.log_probs(one))

@@ -42,7 +42,9 @@ def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 class _LargeLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(input, weight_OI)
+        to_input, to_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(input if to_weight else None, weight_OI if to_input else None)
+        ctx.shape = input.shape
         output_RO = onednn.linear(input.reshape(-1, input.shape[-1]), weight_OI, bias_O)
         return output_RO.resize_(*input.shape[:-1], len(weight_OI))  # a view could not be changed in place
 
@@ -50,11 +52,11 @@ class _LargeLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_OI = ctx.saved_tensors
-        grad_RO = grad.reshape(-1, len(weight_OI))
-        to_input, to_weight, to_bias = ctx.needs_input_grad
+        grad_RO = grad.flatten(0, -2)
+        _, _, to_bias = ctx.needs_input_grad
         return (
-            onednn.linear(grad_RO, weight_OI.t()).view(input.shape) if to_input else None,
-            grad_RO.t() @ input.reshape(-1, input.shape[-1]) if to_weight else None,
+            None if weight_OI is None else onednn.linear(grad_RO, weight_OI.t()).view(ctx.shape),
+            None if input is None else grad_RO.t() @ input.reshape(-1, ctx.shape[-1]),
             grad_RO.sum(dim=0) if to_bias else None,
         )
 
@@ -83,24 +85,29 @@ class _LaidOutLinear(nn.Module):
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LaidOutLinear:
+        """Give a layer of copied weights, which lays them out for itself: what is laid out cannot be copied."""
+        return _LaidOutLinear(copy.deepcopy(self._linear, memo))
+
     def forward(self, input: Tensor) -> Tensor:
         """Give (..., O) for (..., I)."""
         linear = self._linear
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else linear.weight.dtype
+        is_cast = torch.is_autocast_enabled("cpu") and linear.weight.dtype != torch.float64
+        dtype = torch.get_autocast_dtype("cpu") if is_cast else linear.weight.dtype
         rows = input.numel() // linear.in_features
         fewest = 2 if dtype == torch.float32 else 1  # what `Linear` does with a single row is no slower
         if not fewest <= rows < onednn.FEW_ROWS or not onednn.can_be_laid_out(linear.weight, dtype):
             output: Tensor = linear(input)
             return output
         if self._weight is None or self._weight.dtype != dtype:
-            self._weight = onednn.laid_out(linear.weight.to(dtype), rows=rows)
-            self._bias = None if linear.bias is None else linear.bias.to(dtype)
+            self._weight = onednn.laid_out(linear.weight.detach().to(dtype), rows=rows)
+            self._bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         input_RI = functional.pad(input.reshape(rows, -1).to(dtype), (0, 0, 0, onednn.rows_to_add(rows)))
         return onednn.linear(input_RI, self._weight, self._bias)[:rows].view(*input.shape[:-1], -1)
 
 
 def for_reading(module: M) -> M:
-    """Give a module for reading alone, under weights that stay as they are: its parameters and modes shared.
+    """Give a module for reading alone, under weights and in a mode that stay as they are: its parameters are shared.
 
     Where a linear layer of it reads few rows at a time, a copy of its weight is kept in the order that they read
     fastest.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
@@ -63,9 +64,11 @@ def linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 
 def write_wide_linear(target_RO: Tensor, input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> None:
     """Write what `linear` gives for many outputs, some at a time: a weight is copied into the order that it reads."""
+    rows = len(input_RI)
+    input_RI = functional.pad(input_RI, (0, 0, 0, rows_to_add(rows)))
     for start in range(0, len(weight_OI), _OUTPUTS_AT_ONCE):
         some = slice(start, start + _OUTPUTS_AT_ONCE)
-        target_RO[:, some] = linear(input_RI, weight_OI[some], bias_O[some])
+        target_RO[:, some] = linear(input_RI, weight_OI[some], bias_O[some])[:rows]
 
 
 def write_tall_product(target_OI: Tensor, left_OR: Tensor, right_RI: Tensor) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.key_values import KeyValueBuffer
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
-from transformer_xl.model.linear import for_reading
 from transformer_xl.model.memory import (
     HiddenMemory,
     Memory,
@@ -181,9 +180,8 @@ class KeyValueStream(Stream):
     _model: MemoryTransformer
 
     def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
-        readers = {id(layer): for_reading(layer) for layer in model.layers}
-        model = model.with_layers_called_by(lambda layer, **arguments: readers[id(layer)](**arguments))
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
+        self._reader: MemoryTransformer | None = None
         self._fixed_shapes = fixed_shapes
         self._layers = [KeyValueBuffer() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
@@ -251,7 +249,9 @@ class KeyValueStream(Stream):
         def with_memory(index: int, layer: Layer) -> WithMemory:
             return partial(self._layers[index].append, keep=slots)
 
-        hidden_BTD, _ = model.run_layers(
+        if self._reader is None:  # not before the first piece: until then a model may be in training mode
+            self._reader = model.with_layers_for_reading()
+        hidden_BTD, _ = self._reader.run_layers(
             embedded_BTD,
             with_memory=with_memory,
             visible=visible,

@@ -20,6 +20,7 @@ from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
 from transformer_xl.model.initial import draw_weights
 from transformer_xl.model.interface import AttentionWeights, Hidden, LanguageModel, check_lanes, of_kind
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.linear import for_reading
 from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
 from transformer_xl.model.visibility import Visibility, visible_keys
 from transformer_xl.model_config import TransformerConfig
@@ -199,6 +200,12 @@ class MemoryTransformer(LanguageModel):
         """Give the same model, its parameters shared, whose layers run by a function that stands for `call_layer`."""
         twin = copy.copy(self)
         twin._call_layer = call
+        return twin
+
+    def with_layers_for_reading(self) -> Self:
+        """Give the same model, its parameters shared, with layers for few tokens at a time; see `for_reading`."""
+        twin = copy.copy(self)
+        twin._modules = {**self._modules, "layers": nn.ModuleList(for_reading(layer) for layer in self.layers)}
         return twin
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:

@@ -18,12 +18,16 @@ QUERIES_AT_ONCE = 128
 """Most queries of a block: few enough to skip most keys that come after them, many enough for large products."""
 
 
+MANY_KEYS, KEYS_ROUNDED_TO = 1024, 128
+"""Of many keys a block begins at a multiple: libraries keep code, and memory, for each number that they have met."""
+
+
 class QueryBlock(NamedTuple):
     """Neighbouring queries and what they see.
 
     Attributes:
         queries: which ones, of T.
-        keys: from the first to the last one that any of them sees in any lane, of S.
+        keys: from the first to the last one that any of them sees in any lane, of S; of many, some before the first.
         hidden: parts of these keys that not all of them see, and where they do not, (B, queries, keys of the part).
     """
 
@@ -62,6 +66,8 @@ class Visibility:
         first = _first_true(seen_S, start=0)
         # one piece of keys that all see needs no mask; what is before and after it does
         whole = _first_true(seen_by_all_S, start=first)
+        if end - first >= MANY_KEYS:
+            first -= first % KEYS_ROUNDED_TO
         after = _first_true(~seen_by_all_S, start=whole)
         parts = [slice(start, stop) for start, stop in ((first, whole), (after, end)) if start < stop]
         return QueryBlock(queries, slice(first, end), tuple((part, ~mask_BtS[:, :, part]) for part in parts))

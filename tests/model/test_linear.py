@@ -59,7 +59,7 @@ def test_it_learns_as_torchs_own() -> None:
 @pytest.mark.skipif(not ON_X86, reason="for processors with AVX2 or AVX-512")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("frozen", ["nothing", "weight", "input"])
-@pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 3, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 7), (2, 3, 7)], ids=str)
 def test_large_products_have_torchs_values_and_gradients(
     calls: list[torch.Size], shape: tuple[int, ...], frozen: str, bias: bool
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_layer_for_reading_reads_the_same(calls: list[torch.Size], rows: int, 
             assert read.dtype == expected.dtype
             assert_equal_to(read.float(), expected.float(), within=1e-6 if precision == "float32" else 0.02)
     given = {1: 1, 2: 2, 16: 16, 17: 32, 40: 48}[rows]
-    assert calls == [(given, 5)] * 2
+    assert calls == ([] if (rows, precision) == (1, "float32") else [(given, 5)] * 2)
 
 
 def test_a_module_for_reading_shares_what_it_was_made_of() -> None:

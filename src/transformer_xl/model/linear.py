@@ -31,11 +31,11 @@ class Linear(nn.Linear):
 
 def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Give (..., O) for (..., I), as `functional.linear` does, faster for many rows and for one."""
+    if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and onednn.is_plain(input, weight_OI):
+        return _of_one_row(input, weight_OI, bias_O)
     if onednn.suits_onednn(input, weight_OI):
         output: Tensor = _LargeLinear.apply(input, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return output
-    if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and onednn.is_plain(input, weight_OI):
-        return _of_one_row(input, weight_OI, bias_O)
     return functional.linear(input, weight_OI, bias_O)
 
 
@@ -52,7 +52,7 @@ class _LargeLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_OI = ctx.saved_tensors
-        grad_RO = grad.flatten(0, -2)
+        grad_RO = grad.reshape(-1, grad.shape[-1])
         _, _, to_bias = ctx.needs_input_grad
         return (
             None if weight_OI is None else onednn.linear(grad_RO, weight_OI.t()).view(ctx.shape),

@@ -1,0 +1,88 @@
+"""What the oracles need and no public name gives: the only file of this folder that may follow the code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Done(NamedTuple):
+    """What a command left."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def command(name: str, *arguments: str, stdin: str | None = None) -> Done:
+    """Run `train`, `evaluate`, `score`, `generate`, `data` or `convert` in this process, as its script does."""
+    main = importlib.import_module(f"transformer_xl.commands.{name}").main
+    stdout, stderr = io.StringIO(), io.StringIO()
+    argv, before_stdin = sys.argv, sys.stdin
+    sys.argv = [f"{name}.py", *arguments]
+    sys.stdin = io.StringIO(stdin) if stdin is not None else before_stdin
+    status: Any = 0
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            main()
+    except SystemExit as leaving:
+        status = leaving.code or 0
+    finally:
+        sys.argv, sys.stdin = argv, before_stdin
+    return Done(int(status), stdout.getvalue(), stderr.getvalue())
+
+
+def compose(*overrides: str) -> Any:
+    """Compose the configuration that `train.py` would have."""
+    from transformer_xl.commands.composing import compose
+
+    return compose(overrides)
+
+
+def build_model(*overrides: str, vocab_size: int) -> Any:
+    """Build the network of a run's configuration; weights are drawn from torch's global generator."""
+    from transformer_xl.model.registry import make_model
+
+    return make_model(compose(*overrides).model, vocab_size=vocab_size)
+
+
+def contents(memory: Any) -> Tensor:
+    """Return what a memory holds, lanes at axis -3: (L, B, M, D), or of a recurrent network (K, L, B, 1, D)."""
+    hidden = getattr(memory, "hidden_LBMD", None)
+    return memory.state_KLBD.unsqueeze(-2) if hidden is None else hidden
+
+
+class Lanes(NamedTuple):
+    """A batch as a process gets it."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    resets_BT: Tensor
+    counted: int
+    step: int
+    micro: int
+    chunk: int
+
+
+def batches(*overrides: str, split: str = "train", rank: int = 0, processes: int = 1) -> Iterator[Lanes]:
+    """Iterate over the batches of one process of a run, building its token files where there are none."""
+    from transformer_xl import build
+    from transformer_xl.plan import make_plan
+
+    config = compose(*overrides)
+    data = build.open_data(config, vocabulary=None, extend=False, announce=lambda line: None)
+    module = build.make_datamodule(config, data, make_plan(config, data))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    module.trainer = SimpleNamespace(world_size=processes, global_rank=rank, strategy=strategy)  # type: ignore[assignment]
+    module.setup("fit")
+    loaders = {"train": module.train_dataloader, "valid": module.val_dataloader, "test": module.test_dataloader}
+    for batch in loaders[split]():
+        yield Lanes(*batch)

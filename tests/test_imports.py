@@ -23,6 +23,7 @@ LAYERS = [
         "corpus_checks",
         "model_checks",
         "errors",
+        "registry",
         "scores",
         "sealing",
         "hub_client",

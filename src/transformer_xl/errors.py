@@ -1,11 +1,13 @@
-"""How a run ends when it does not simply finish."""
+"""How a run ends when it does not simply finish, and how a file is written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, Literal
+from uuid import uuid4
 
 
 class UserError(ValueError):
@@ -47,5 +49,27 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Give an error's text on one line of bounded length."""
+    """Return an error's text on one line of bounded length."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """Open a file that appears at `path` once the block has ended without an error, and not before.
+
+    It is written under a temporary name beside `path`, flushed to the disk and renamed; text is UTF-8 and its line
+    ends stay as they are.
+    An error of the operating system names the file.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}.tmp")
+    text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
+    try:
+        with naming_file(path), temporary.open(mode, **text) as file:  # type: ignore[call-overload]
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

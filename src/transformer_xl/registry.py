@@ -1,0 +1,108 @@
+"""What a choice's name stands for: shipped parts and parts from outside are registered and found in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, TypeVar
+
+from transformer_xl.errors import UserError
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+HOMES: dict[str, tuple[str, ...]] = {
+    "position": (),
+    "model": (),
+    "optimizer": (),
+    "scheduler": (),
+    "memory": (),
+    "tokenizer": (),
+    "corpus": (),
+    "callback": (),
+    "logger": (),
+}
+"""Kind -> the modules that hold the shipped parts of that kind; they are imported when a part of it is looked up."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered part.
+
+    Attributes:
+        name: the choice's name.
+        factory: the class or function that makes the part.
+        config: the class of its settings; None: it has none.
+    """
+
+    name: str
+    factory: Callable[..., Any]
+    config: type[Any] | None
+
+
+_entries: dict[str, dict[str, Entry]] = {kind: {} for kind in HOMES}
+
+
+def register(kind: str, name: str, config: type[Any] | None = None) -> Callable[[Factory], Factory]:
+    """Return a decorator that makes a class or function a choice of `kind` named `name`.
+
+    Args:
+        kind: one of `HOMES`; how parts of each kind are called stands in docs/extend.md.
+        name: of the choice, as in `optimizer=NAME`.
+        config: the `Settings` class of its settings.
+
+    Raises:
+        UserError: there is no such kind, or the name is taken.
+    """
+    if kind not in HOMES:
+        raise UserError(f"{kind!r} is no kind of part ({nearest(kind, list(HOMES))})")
+
+    def decorate(factory: Factory) -> Factory:
+        if not factory.__module__.startswith("transformer_xl."):
+            _import_shipped(kind)
+        taken = _entries[kind].get(name)
+        if taken is not None and _origin(taken.factory) != _origin(factory):
+            raise UserError(f"{kind} {name!r} of {_origin(factory)} is taken by {_origin(taken.factory)}: rename it")
+        _entries[kind][name] = Entry(name, factory, config)
+        return factory
+
+    return decorate
+
+
+def lookup(kind: str, name: str) -> Entry:
+    """Return the part of a kind that a name stands for.
+
+    Raises:
+        UserError: no part of this kind has the name.
+    """
+    _import_shipped(kind)
+    if name not in _entries[kind]:
+        raise UserError(f"there is no {kind} {name!r} ({nearest(name, names(kind))})")
+    return _entries[kind][name]
+
+
+def names(kind: str) -> list[str]:
+    """Return the names of all parts of a kind, sorted."""
+    _import_shipped(kind)
+    return sorted(_entries[kind])
+
+
+def outside(kind: str) -> list[Entry]:
+    """Return the parts of a kind that did not come with this package, by name."""
+    return [entry for _, entry in sorted(_entries[kind].items()) if not _origin(entry.factory).startswith(__package__)]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return the end of a sentence about a name that is not among `known`: the nearest one, or all of them."""
+    close = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"the nearest is {close[0]}" if close else f"known are {', '.join(sorted(known))}"
+
+
+def _origin(factory: Callable[..., Any]) -> str:
+    return f"{factory.__module__}.{factory.__qualname__}"
+
+
+def _import_shipped(kind: str) -> None:
+    for module in HOMES[kind]:
+        import_module(module)

@@ -26,7 +26,7 @@ LAYERS = [
         "registry",
         "scores",
         "sealing",
-        "hub_client",
+        "hub",
     },
     {"model", "data"},
     {"training", "inference", "interop"},
@@ -132,12 +132,12 @@ def test_importing_the_model_loads_no_framework() -> None:
 def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
     from transformer_xl.inference import generation
-    from transformer_xl.interop import loading, native
+    from transformer_xl.interop import load, native
     from transformer_xl.model import streaming
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
         "generate": generation.generate,
-        "load_model": loading.load_model,
+        "load_model": load.load_model,
         "save_model": native.save_model,
         "stream": streaming.stream,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_xl.inference.generation import generate
-    from transformer_xl.interop.loading import load_model
+    from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
     from transformer_xl.model.streaming import stream
 
@@ -15,7 +15,7 @@ __all__ = ["generate", "load_model", "save_model", "stream"]
 
 _HOMES = {
     "generate": "transformer_xl.inference.generation",
-    "load_model": "transformer_xl.interop.loading",
+    "load_model": "transformer_xl.interop.load",
     "save_model": "transformer_xl.interop.native",
     "stream": "transformer_xl.model.streaming",
 }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.interop.test_transformers_format import DATA
 from transformer_xl.commands.convert import run
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 
 
 def test_there_and_back_keeps_every_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from tests.interop.hub_server import COMMIT, HubServer, serving
 from tests.interop.test_transformers_format import DATA, assert_predicts
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import save_model
 
 NAME = "someone/small-model"

@@ -13,7 +13,7 @@ from tests.conftest import tiny_model_config
 from tests.interop.checkpoints import write_checkpoint
 from tests.interop.conftest import SYMBOLS
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import model_weights, read_checkpoint, save_model
 from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.interface import LanguageModel

@@ -17,8 +17,8 @@ import tests.interop.published_code as code
 from tests.conftest import tiny_model_config
 from tests.interop.test_refusals import Hostile
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
-from transformer_xl.interop.whole_modules import EXPORT
+from transformer_xl.interop.load import load_model
+from transformer_xl.interop.native import EXPORT
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -16,7 +16,7 @@ import torch
 from tests.interop.checkpoints import checkpoint_of, write_checkpoint
 from transformer_xl.data.tokenizer import CharVocabulary
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, save_model
 from transformer_xl.model.interface import LanguageModel
 

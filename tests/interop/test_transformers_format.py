@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.conftest import tiny_model_config
 from tests.interop.test_refusals import Hostile
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import save_model
 from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.registry import make_model

@@ -22,10 +22,9 @@ import tests.interop.published_code as code
 from tests.interop.test_transformers_format import DATA
 from transformer_xl.data.tokenizer import CharVocabulary, WordVocabulary
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model
-from transformer_xl.interop.pickles import read_pickle
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.transformers_format import save_transformers
-from transformer_xl.interop.vocabularies import FILES, make_vocabulary, read_vocabulary, write_vocabulary
+from transformer_xl.interop.vocabularies import FILES, make_vocabulary, read_pickle, read_vocabulary, write_vocabulary
 
 WORDS = ["<eos>", "the", "<unk>", "cat", "@-@"]
 
@@ -304,7 +303,7 @@ def test_the_objects_of_a_tokenizer_are_empty_and_call_nothing(tmp_path: Path) -
 
 def test_a_pickle_cannot_change_a_class_that_others_use(tmp_path: Path) -> None:
     """BUILD on a class sets attributes of it: on no class that outlives the file."""
-    from transformer_xl.interop import pickles
+    from transformer_xl.interop import vocabularies as pickles
 
     for name in (b"csacremoses\nX\n", b"ccollections\nCounter\n", b"cbuiltins\nset\n"):
         stream = b"\x80\x02" + name + b"N}X\x04\x00\x00\x00evilK\x01s\x86b."

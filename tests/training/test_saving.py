@@ -24,7 +24,7 @@ from transformer_xl import checkpoint_fit, resuming
 from transformer_xl.config import Config
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop import native
-from transformer_xl.interop.loading import load_model
+from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
 from transformer_xl.model.memory import HiddenMemory, Memory, StateMemory
 from transformer_xl.sealing import SEALED

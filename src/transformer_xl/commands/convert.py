@@ -42,7 +42,7 @@ def _convert(source: str, target: Path, to: str) -> str:
     """Convert a model and say what was written."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} exists, and must be a new or empty folder")
-    from transformer_xl.interop.loading import load_model  # torch takes seconds, which `--help` need not wait for
+    from transformer_xl.interop.load import load_model  # torch takes seconds, which `--help` need not wait for
     from transformer_xl.interop.native import save_model
     from transformer_xl.interop.transformers_format import save_transformers
 

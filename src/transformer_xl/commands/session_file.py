@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import UserError, first_line
-from transformer_xl.interop.files import read_safetensors, write_safetensors
+from transformer_xl.interop.native import read_safetensors, write_safetensors
 from transformer_xl.model.interface import LanguageModel
 
 _FORMAT = "transformer_xl.session"

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformer_xl.commands.folders import slug
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.interop.loading import load_model, may_be_on_hub
+from transformer_xl.interop.load import load_model, may_be_on_hub
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.parsing import nearest, parse
 from transformer_xl.placement import Placed, place

@@ -1,34 +1,56 @@
-"""Our own formats: checkpoints, and folders of `config.json` and `model.safetensors`. No pickle."""
+"""Our own formats: checkpoints, and folders of `config.json` and `model.safetensors`.
+
+Files are read without running anything that is in them, and written whole or not at all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
-from transformer_xl.errors import UserError, first_line
-from transformer_xl.interop.files import (
-    naming,
-    read_safetensors,
-    read_torch,
-    write_json,
-    write_safetensors,
-)
+from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_checks import checked_model
 from transformer_xl.model_config import ModelConfig
+from transformer_xl.sealing import SEALED, check_seal
 
 CHECKPOINT_FORMAT = 2
 FORMAT = "transformer_xl"
 _FORMAT_VERSION = 2
 MODEL_PREFIX = "model."
+EXPORT = """\
+import os, sys, torch; sys.path += [".", "utils"]; os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+model = torch.load("model.pt", map_location="cpu"); attn = model.layers[0].dec_attn
+kept = {k: getattr(model, k) for k in ("mem_len", "ext_len", "clamp_len", "same_length", "attn_type")}
+kept.update(pre_lnorm=attn.pre_lnorm, dropout=model.drop.p, dropatt=attn.dropatt.p, cutoffs=model.crit.cutoffs[:-1])
+torch.save(dict(kept, state_dict=model.state_dict()), "weights.pt")
+"""
+"""What a person runs where the published code can be imported: weights, and what weights do not tell."""
+
+
+class Record:
+    """Stands for a foreign class whose objects are only attributes; its own code is never imported."""
+
+
+_RECORDS: list[Any] = [
+    (Record, "argparse.Namespace"),  # NVIDIA's `args`
+    (Record, "utils.vocabulary.Vocab"),  # NVIDIA's `vocab`
+]
+_CODE = re.compile(r"GLOBAL ([\w.]+)")
+"""How torch's restricted unpickler names the class or function that it refused."""
 
 
 def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
@@ -50,7 +72,7 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
 
 
 def current_config(model: LanguageModel) -> ModelConfig:
-    """Give what the model was made from, with the lengths that it has now."""
+    """Return what the model was made from, with the lengths that it has now."""
     return dataclasses.replace(
         model.config, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length
     )
@@ -69,12 +91,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def is_checkpoint(contents: Any) -> bool:
-    """Tell whether what a file held is a checkpoint of ours, of whatever format."""
+    """Return whether what a file held is a checkpoint of ours, of whatever format."""
     return isinstance(contents, dict) and "format_version" in contents
 
 
 def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Give a checkpoint back if it is whole and of this format.
+    """Return a checkpoint if it is whole and of this format.
 
     Raises:
         UserError: with both format numbers, or what is missing.
@@ -96,7 +118,6 @@ def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]
 
 
 def _is_weight(name: object, tensor: object) -> bool:
-    """Tell whether an entry is a name and a dense tensor in memory."""
     return (
         isinstance(name, str)
         and isinstance(tensor, Tensor)
@@ -107,7 +128,7 @@ def _is_weight(name: object, tensor: object) -> bool:
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Give the network's weights from a checkpoint, under its own names; their average over steps where it has one."""
+    """Return the network's weights from a checkpoint under its own names; their average over steps where it has one."""
     weights = {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in checkpoint["state_dict"].items()
@@ -119,11 +140,7 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
-    """Make the model of a checkpoint.
-
-    Args:
-        path: for messages.
-        contents: what the file held.
+    """Make the model of a checkpoint that was read from `path`.
 
     Raises:
         UserError: it is not whole, of another format, or its parts do not fit.
@@ -170,13 +187,13 @@ def from_folder(folder: Path, description: Mapping[str, Any]) -> LanguageModel:
 
 
 def with_weights(source: Path, config: ModelConfig, *, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
-    """Make a model in evaluation mode from its weights, without drawing others first.
+    """Make a model in evaluation mode from its weights, which become its parameters, without drawing others first.
 
     Args:
         source: where they come from, for messages.
         config: of the model.
         vocab_size: V.
-        weights: under the network's own names; they become its parameters, not copies.
+        weights: under the network's own names.
 
     Raises:
         UserError: they do not fit.
@@ -188,3 +205,78 @@ def with_weights(source: Path, config: ModelConfig, *, vocab_size: int, weights:
     except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
         raise UserError(f"the weights of {source} do not fit its configuration: {first_line(error)}") from error
     return model.eval()
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; `UserError` where it is missing or damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path.parent} is not a whole model: it lacks {path.name}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file; `UserError` where it is damaged."""
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def read_torch(path: Path) -> Any:
+    """Read what `torch.save` wrote: plain containers, tensors, and foreign records as `Record`; no code runs.
+
+    Raises:
+        DamagedError: it is empty, cut off, or has other bytes than were written.
+        UserError: it holds code, or something else than `torch.save` writes.
+    """
+    is_sealed = check_seal(path)
+    try:
+        with torch.serialization.safe_globals(_RECORDS):
+            contents = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        refused = _CODE.search(str(error))
+        if refused is not None:
+            raise UserError(_holds_code(path, refused[1])) from error
+        kind = UserError if is_sealed else DamagedError
+        raise kind(f"{path} is damaged, or no checkpoint of plain tensors and containers") from error
+    if isinstance(contents, dict) and SEALED in contents and not is_sealed:
+        raise DamagedError(f"{path} is damaged: its end is missing")
+    return contents
+
+
+def _holds_code(path: Path, name: str) -> str:
+    refusal = f"{path} holds {name}, which is code, and this program runs no code from a file"
+    if name.rpartition(".")[2] != "MemTransformerLM":
+        return refusal
+    lines = EXPORT.replace('"model.pt"', f'"{path.name}"')
+    return (
+        f"{refusal}; run these five lines in the environment and folder of the code that wrote it, and load "
+        f"weights.pt:\n\n{lines}"
+    )
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """Write tensors to a safetensors file."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with atomic_write(path, "wb") as file:
+        safetensors.torch.save_file(plain, file.name, metadata=metadata or None)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def naming(source: Path | str) -> Iterator[None]:
+    """Put the name of a file before a mistake found in it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error

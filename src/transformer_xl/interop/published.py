@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import UserError
-from transformer_xl.interop.files import Record, naming
-from transformer_xl.interop.native import with_weights
-from transformer_xl.interop.reference import Reference
-from transformer_xl.interop.reference_config import read_config
+from transformer_xl.interop.native import Record, naming, with_weights
+from transformer_xl.interop.reference import Reference, read_config
 from transformer_xl.interop.vocabularies import make_vocabulary, require_size, symbols_of
 from transformer_xl.model.interface import LanguageModel
 

@@ -10,10 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from transformer_xl.errors import UserError
-from transformer_xl.interop.files import naming, read_safetensors, read_torch, write_json, write_safetensors
-from transformer_xl.interop.native import current_config, with_weights
-from transformer_xl.interop.reference import DERIVED, Reference, frequencies
-from transformer_xl.interop.reference_config import read_config, write_config
+from transformer_xl.interop.native import (
+    current_config,
+    naming,
+    read_safetensors,
+    read_torch,
+    with_weights,
+    write_json,
+    write_safetensors,
+)
+from transformer_xl.interop.reference import DERIVED, Reference, frequencies, read_config, write_config
 from transformer_xl.interop.vocabularies import read_vocabulary, write_vocabulary
 from transformer_xl.model.interface import LanguageModel
 from transformer_xl.model_config import TransformerXLConfig

@@ -104,7 +104,7 @@ def test_a_corpus_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_Fetching", None)  # nobody is asked
+    monkeypatch.setattr(foreign, "Repository", None)  # nobody is asked
     refused(str(tmp_path), "that folder holds no tokenizer.json")
     refused(str(tmp_path / "absent"), "No such file")
     refused("folder/mine.json", "No such file")
@@ -172,9 +172,9 @@ def test_what_the_hub_refuses_is_said_with_its_address(hub: HubServer, served: P
 
 def test_a_hub_that_cannot_be_reached_is_said_at_once(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused(NAME, "http://127.0.0.1:9", "cannot be reached", "cache does not hold tokenizer.json")
+    refused(NAME, "http://127.0.0.1:9", "cannot be reached", "cache does not hold it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    refused(NAME, "HF_HUB_OFFLINE is set", "cache does not hold tokenizer.json")
+    refused(NAME, "HF_HUB_OFFLINE is set", "cache does not hold it")
     assert hub.asked == []
 
 

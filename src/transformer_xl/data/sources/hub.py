@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformer_xl import hub_client
+from transformer_xl import hub
 from transformer_xl.data.sources.mirrors import HubFolder, endpoint
 from transformer_xl.data.sources.transfers import (
     Downloaded,
@@ -46,8 +46,8 @@ def download_folder(source: HubFolder, folder: Path, *, announce: Callable[[str]
         SourceFailed: the Hub cannot be reached, or does not have all splits, or gives other bytes than it lists.
         OSError: the files cannot be written here.
     """
-    hub = _Hub(source)
-    files = hub.list_files()
+    repository = _Hub(source)
+    files = repository.list_files()
     unfinished = folder / UNFINISHED
     unfinished.mkdir(exist_ok=True)
     total = sum(file.size for file in files)
@@ -55,11 +55,11 @@ def download_folder(source: HubFolder, folder: Path, *, announce: Callable[[str]
     announce(f"data: fetching {len(files)} files of {source.address} ({readable_size(total)})")
     with _watching(unfinished, Progress(source.repository, total=total, announce=announce)):
         for file in files:
-            hub.download(file.path, unfinished)
+            repository.download(file.path, unfinished)
     downloaded = []
     try:
         for file in files:
-            address = hub.address(file.path)
+            address = repository.address(file.path)
             sha256 = checked(unfinished / file.path, address=address, size=file.size, sha256=file.sha256)
             downloaded.append(Downloaded(file.path, address, file.size, sha256))
     except SourceFailed:
@@ -77,10 +77,10 @@ class _Hub:
 
     def __init__(self, source: HubFolder) -> None:
         self._source = source
-        if hub_client.is_offline():
+        if hub.is_offline():
             raise SourceFailed(f"{source.address} is not asked: HF_HUB_OFFLINE is set")
         self._endpoint = endpoint()
-        self._hub = hub_client.load_client()
+        self._hub = hub.load_client()
         self._where: dict[str, Any] = {
             "repo_id": source.repository,
             "repo_type": "dataset",
@@ -150,22 +150,22 @@ class _Hub:
         except Exception as error:  # whatever the client's own HTTP library raises
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            reason = hub_client.refusal(self._hub, error) or first_line(error)
-            named = " (HF_ENDPOINT)" if hub_client.endpoint() else ""
+            reason = hub.refusal(self._hub, error) or first_line(error)
+            named = " (HF_ENDPOINT)" if hub.endpoint() else ""
             raise SourceFailed(f"{self._source.address}{named} cannot be read: {reason}") from error
 
 
 @contextmanager
-def _without_bars(hub: Any) -> Iterator[None]:
+def _without_bars(client: Any) -> Iterator[None]:
     """Keep the client's own progress bars off: ours are lines."""
-    were_off = hub.utils.are_progress_bars_disabled()
+    were_off = client.utils.are_progress_bars_disabled()
     if not were_off:
-        hub.utils.disable_progress_bars()
+        client.utils.disable_progress_bars()
     try:
         yield
     finally:
         if not were_off:
-            hub.utils.enable_progress_bars()
+            client.utils.enable_progress_bars()
 
 
 @contextmanager

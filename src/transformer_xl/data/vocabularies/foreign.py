@@ -6,12 +6,11 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from transformer_xl import hub_client
 from transformer_xl.data.vocabularies.base import EOD
 from transformer_xl.data.vocabularies.subwords import SubwordVocabulary
-from transformer_xl.errors import UserError, first_line
+from transformer_xl.errors import UserError
+from transformer_xl.hub import Repository
 
 FILE = "tokenizer.json"
 ENDS_OF_DOCUMENTS = (
@@ -27,7 +26,6 @@ ENDS_OF_DOCUMENTS = (
 """Special tokens that stand behind a text where a tokenizer has them, the first of them before the others."""
 _LARGEST_BYTES = 256 << 20  # ten times the largest that is in use
 _ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-_TIMEOUT_S = 10.0
 
 
 def load_tokenizer(name: str) -> SubwordVocabulary:
@@ -64,62 +62,8 @@ def _find(name: str) -> Path:
     named = _ON_THE_HUB.fullmatch(name)
     if path.exists() or named is None or name.endswith(".json"):
         return path
-    return _Fetching(name, repository=named[1], revision=named[2]).fetch()
-
-
-class _Fetching:
-    """Fetches one file by the Hub's own client, or finds it in that client's cache where the Hub cannot be reached."""
-
-    def __init__(self, name: str, *, repository: str, revision: str | None) -> None:
-        self._hub = hub_client.load_client()
-        self._name = name
-        self._endpoint = hub_client.endpoint()
-        self._where: dict[str, Any] = {
-            "repo_id": repository,
-            "revision": revision,
-            "filename": FILE,
-            "endpoint": self._endpoint,
-        }
-
-    def fetch(self) -> Path:
-        """Give the file's place in the cache; `UserError` where it can neither be fetched nor found there."""
-        unreachable = "HF_HUB_OFFLINE is set" if hub_client.is_offline() else self._why_unreachable()
-        try:
-            found = self._hub.hf_hub_download(
-                cache_dir=hub_client.cache_folder(),
-                local_files_only=unreachable is not None,
-                etag_timeout=_TIMEOUT_S,
-                **self._where,
-            )
-        except Exception as error:  # whatever the client's own HTTP library raises
-            if isinstance(error, OSError) and error.filename is not None:
-                raise
-            if unreachable is not None:
-                raise self._mistake(f"{unreachable}, and its cache does not hold {FILE}") from error
-            raise self._mistake(self._refusal(error) or first_line(error.__cause__ or error)) from error
-        return Path(found)
-
-    def _why_unreachable(self) -> str | None:
-        """Ask once whether the Hub answers: the client itself would ask many times."""
-        try:
-            url = self._hub.hf_hub_url(**self._where)
-            self._hub.get_hf_file_metadata(url, timeout=_TIMEOUT_S, token=self._hub.get_token())
-        except Exception as error:  # whatever the client's own HTTP library raises
-            if refusal := self._refusal(error):
-                raise self._mistake(refusal) from error
-            return f"the Hub cannot be reached ({first_line(error)})"
-        return None
-
-    def _refusal(self, error: Exception) -> str | None:
-        """Say what the Hub's answer means; None where it is no answer."""
-        errors = self._hub.errors
-        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
-            return f"it has no {FILE}"
-        return hub_client.refusal(self._hub, error)
-
-    def _mistake(self, reason: str) -> UserError:
-        where = f" at {self._endpoint} (HF_ENDPOINT)" if self._endpoint else ""
-        return UserError(
-            f"data.tokenizer is {self._name!r}, which is no path here, and cannot be loaded from the Hub{where}: "
-            f"{reason}"
-        )
+    repository = Repository(named[1], named[2], probe=FILE, subject=f"data.tokenizer is {name!r}, which")
+    found = repository.find(FILE)
+    if found is None:
+        raise repository.mistake(f"it has no {FILE}")
+    return found

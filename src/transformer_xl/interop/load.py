@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from transformer_xl.errors import UserError
+from transformer_xl.hub import Repository
 from transformer_xl.interop import native, published, transformers_format
-from transformer_xl.interop.files import read_json_object, read_torch
-from transformer_xl.interop.hub import fetch
+from transformer_xl.interop.native import read_json, read_torch
+from transformer_xl.interop.vocabularies import FILES as VOCABULARIES
 from transformer_xl.model.interface import LanguageModel
 
 _HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
@@ -45,11 +46,11 @@ def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"]
     hub_name = _HUB_NAME.fullmatch(path) if isinstance(path, str) else None
     if hub_name is None or source.suffix in _FILES:
         raise UserError(_nothing(source))
-    return _from_folder(fetch(hub_name["name"], hub_name["revision"]), checkpoint)
+    return _from_folder(_fetch(hub_name["name"], hub_name["revision"]), checkpoint)
 
 
 def may_be_on_hub(name: str) -> bool:
-    """Say whether a text that is no path here may name a model on the Hub."""
+    """Return whether a text that is no path here may name a model on the Hub."""
     return name in _FORMER_NAMES or (_HUB_NAME.fullmatch(name) is not None and Path(name).suffix not in _FILES)
 
 
@@ -71,28 +72,44 @@ def _from_file(path: Path) -> LanguageModel:
 
 def _from_folder(folder: Path, checkpoint: str) -> LanguageModel:
     if (folder / "config.json").is_file():
-        description = read_json_object(folder / "config.json")
-        if description.get("format") == native.FORMAT:
-            return native.from_folder(folder, description)
-        if description.get("model_type") == transformers_format.MODEL_TYPE:
-            return transformers_format.from_folder(folder, description)
-        raise UserError(
-            f"{folder / 'config.json'} has format {description.get('format')!r} and model_type "
-            f"{description.get('model_type')!r}, and must have format {native.FORMAT!r} or model_type "
-            f"{transformers_format.MODEL_TYPE!r}"
-        )
+        return _described(folder)
     if (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} is not a whole model: it lacks config.json")
     if checkpoint not in ("best", "last"):
         raise UserError(f"checkpoint is {checkpoint!r}, and must be 'best' or 'last'")
-    for name in ["best", "last"] if checkpoint == "best" else [checkpoint]:
-        file = folder / "checkpoints" / f"{name}.ckpt"
+    names = ["best.ckpt", "last.ckpt"] if checkpoint == "best" else [f"{checkpoint}.ckpt"]
+    for file in [*(folder / "checkpoints" / name for name in names), *(folder / name for name in _SINGLE_FILES)]:
         if file.is_file():
             return _from_file(file)
-    for name in _SINGLE_FILES:
-        if (folder / name).is_file():
-            return _from_file(folder / name)
     raise UserError(_nothing(folder))
+
+
+def _described(folder: Path) -> LanguageModel:
+    description = read_json(folder / "config.json")
+    kind = description if isinstance(description, dict) else {}
+    if kind.get("format") == native.FORMAT:
+        return native.from_folder(folder, description)
+    if kind.get("model_type") == transformers_format.MODEL_TYPE:
+        return transformers_format.from_folder(folder, description)
+    raise UserError(
+        f"{folder / 'config.json'} has format {kind.get('format')!r} and model_type {kind.get('model_type')!r}, "
+        f"and must have format {native.FORMAT!r} or model_type {transformers_format.MODEL_TYPE!r}"
+    )
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """Return the folder of the Hub's cache that holds a model's configuration, weights and vocabulary."""
+    repository = Repository(name, revision, probe="config.json")
+    config = repository.find("config.json")
+    if config is None:
+        raise repository.mistake("it has no config.json")
+    weights = next(filter(None, map(repository.find, transformers_format.WEIGHTS)), None)
+    if weights is None:
+        raise repository.mistake(f"it has neither {' nor '.join(transformers_format.WEIGHTS)}")
+    vocabulary = next(filter(None, map(repository.find, VOCABULARIES)), None)
+    if any(file is not None and file.parent != config.parent for file in (weights, vocabulary)):
+        raise repository.mistake("it changed there while it was fetched, so load it again")
+    return config.parent
 
 
 def _nothing(source: Path) -> str:

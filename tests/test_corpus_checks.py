@@ -51,7 +51,7 @@ TOKENS = ["data=tokens", "data.path=some.npy", "data.vocab_size=10"]
         ([*TEXT, "data.valid_fraction=0.6", "data.test_fraction=0.4"], ["leave no training text"]),
         ([*TEXT, "data.test_fraction=-0.1"], ["data.test_fraction is -0.1"]),
         ([*TEXT, "data.format=xml"], ["data.format is 'xml'", "jsonl"]),
-        ([*TEXT, "data.errors=ignore"], ["data.errors is 'ignore'", "skip_line"]),
+        ([*TEXT, "data.errors=ignore"], ["data.errors is 'ignore'", "replace"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

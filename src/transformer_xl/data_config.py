@@ -76,7 +76,7 @@ class TextConfig(CountedConfig):
     format: Literal["auto", "text", "jsonl", "csv", "parquet"]
     field: str
     encoding: str
-    errors: Literal["strict", "replace", "skip_line"]
+    errors: Literal["strict", "replace"]
     split: Literal["auto", "files", "fraction", "hash"]
     valid_fraction: float
     test_fraction: float

@@ -77,7 +77,6 @@ def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
         opened(config)
     for errors, text, note in (
         ("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),
-        ("skip_line", "one\nthree\n", "left out 10 lines"),
     ):
         found, lines = opened(dataclasses.replace(config, errors=errors))
         assert found.vocabulary.decode(found.splits["train"]) == text * 10

@@ -146,12 +146,9 @@ def _mend(column: Any, *, errors: Errors, place: str, row: int, tally: Tally) ->
             if errors == "strict":
                 raise UserError(
                     f"{place} has the byte 0x{text[error.start]:02x} at offset {error.start:,} (counted from 0) of "
-                    f"row {number:,}, which utf-8 does not allow there; data.errors=replace or skip_line takes the "
-                    "file all the same"
+                    f"row {number:,}, which utf-8 does not allow there; data.errors=replace takes the file all the "
+                    "same"
                 ) from error
-            if errors == "skip_line":
-                tally.skipped += 1
-                continue
             mended = text.decode(errors="replace")
             tally.replaced += mended.count(REPLACEMENT) - text.count(REPLACEMENT.encode())
             text = mended.encode()

@@ -11,7 +11,7 @@ from typing import Literal
 
 from transformer_xl.errors import UserError
 
-Errors = Literal["strict", "replace", "skip_line"]
+Errors = Literal["strict", "replace"]
 
 MARK = "\udfff"
 """Stands for forbidden bytes in decoded text: half of a surrogate pair, which no text can hold."""
@@ -19,7 +19,6 @@ LONGEST_LINE = 64 << 20
 """A longer line, in characters, comes in pieces of about this length, so that memory stays bounded."""
 REPLACEMENT = "\ufffd"
 
-_GATHERED = 1 << 20  # characters
 _MARKING = "transformer_xl.mark"
 # Python calls them text, but they are no encodings of files, cannot be cut, or give what UTF-8 cannot hold.
 _UNFIT = {"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7"}
@@ -32,10 +31,9 @@ _LONGEST_MARK = 4
 
 @dataclass
 class Tally:
-    """Counts what was done about wrong text: characters put in its place, lines or records left out."""
+    """Counts characters put in place of wrong text."""
 
     replaced: int = 0
-    skipped: int = 0
 
 
 def check_encoding(name: str) -> str | None:
@@ -66,7 +64,7 @@ def decode(
     Args:
         chunks: none of them empty.
         encoding: a name that `check_encoding` passes.
-        errors: `strict`: refused; `replace`: U+FFFD, counted; `skip_line`: `MARK`, for the caller to leave out.
+        errors: `strict`: refused; `replace`: U+FFFD, counted.
         place: names the file in messages.
         remedy: what the user might do besides setting data.errors, for messages.
         tally: counts replacements.
@@ -96,7 +94,7 @@ def decode(
             raise UserError(
                 f"{place} has the byte 0x{error.object[error.start]:02x} at offset {offset:,} (counted from 0), on "
                 f"line {lines.ended + 1:,}, which {encoding} does not allow there; data.encoding must name the "
-                f"encoding that the file has, or data.errors be replace or skip_line{remedy}"
+                f"encoding that the file has, or data.errors be replace{remedy}"
             ) from error
         except UnicodeError as error:
             raise UserError(
@@ -104,34 +102,13 @@ def decode(
             ) from error
         if errors == "strict":
             lines.add(text)
-        elif errors == "replace":
+        else:
             wrong = text.count(MARK)
             if wrong:
                 tally.replaced += wrong
                 text = text.replace(MARK, REPLACEMENT)
         if text:
             yield text
-
-
-def without_marked_lines(texts: Iterable[str], *, tally: Tally) -> Iterator[str]:
-    """Leave out the lines in which bytes were forbidden, and count them.
-
-    Of a line longer than `LONGEST_LINE`, only the piece is left out.
-    """
-    kept: list[str] = []
-    size = 0
-    for line in lines_of(texts):
-        if MARK in line:
-            tally.skipped += 1
-            continue
-        kept.append(line)
-        size += len(line)
-        if size >= _GATHERED:
-            yield "".join(kept)
-            kept.clear()
-            size = 0
-    if kept:
-        yield "".join(kept)
 
 
 def lines_of(texts: Iterable[str]) -> Iterator[str]:

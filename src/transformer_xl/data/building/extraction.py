@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_xl.data.building.archives import read_members
 from transformer_xl.data.building.columns import parquet_records
-from transformer_xl.data.building.decoding import Errors, Tally, decode, is_utf8, without_marked_lines
+from transformer_xl.data.building.decoding import Errors, Tally, decode, is_utf8
 from transformer_xl.data.building.formats import Batch, batched, csv_records, json_records
 from transformer_xl.data.building.unpacking import unpack
 from transformer_xl.data.sources.files import Origin
@@ -29,14 +29,12 @@ class Extracted(NamedTuple):
         records: file of the places where each record begins (`RECORDS_DTYPE`; an empty record begins where the next
             does), beside the target; None where text does not come in records.
         replaced: characters put in place of bytes that the encoding forbids.
-        skipped: lines or records left out because of such bytes.
     """
 
     path: Path
     size: int
     records: Path | None
     replaced: int
-    skipped: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,7 @@ def extract_many(
     Args:
         origins: of the texts. One that comes several times is extracted once.
         encoding: of the files, as `check_encoding` passes it.
-        errors: on bytes that it forbids: `strict` refuses them, `replace` puts U+FFFD in their place, `skip_line`
-            leaves out the line or the record.
+        errors: on bytes that it forbids: `strict` refuses them, `replace` puts U+FFFD in their place.
         raw: bytes are the symbols: text in UTF-8 with errors=strict is unpacked, and need not be UTF-8.
         ends_records: each record gets a final \n unless it has one.
         targets: a path for each text, for a new file; places of records stand in one beside it.
@@ -101,7 +98,7 @@ def extract_many(
             assert origin.member not in members, "a member is one text"
             members[origin.member] = origin
         elif _is_plain(origin, way):
-            done[origin] = Extracted(origin.file.path, origin.file.size, None, 0, 0)
+            done[origin] = Extracted(origin.file.path, origin.file.size, None, 0)
         else:
             done[origin] = _extract(origin, None, way=way, target=target)
     for path, members in archives.items():
@@ -145,7 +142,7 @@ def _extract(origin: Origin, chunks: Iterator[bytes] | None, *, way: _Way, targe
             else:
                 records = _records(origin, chunks, way=way, place=place, tally=tally)
                 output.write_records(batched(records, ends_records=way.ends_records))
-    return Extracted(target, output.size, output.records, tally.replaced, tally.skipped)
+    return Extracted(target, output.size, output.records, tally.replaced)
 
 
 def _text(chunks: Iterator[bytes], *, way: _Way, place: str, tally: Tally) -> Iterator[bytes]:
@@ -160,7 +157,7 @@ def _text(chunks: Iterator[bytes], *, way: _Way, place: str, tally: Tally) -> It
         remedy=", or data.tokenizer be byte with data.encoding=utf-8, which takes any bytes",
         tally=tally,
     )
-    for text in without_marked_lines(texts, tally=tally) if way.errors == "skip_line" else texts:
+    for text in texts:
         yield text.encode()
 
 
@@ -173,9 +170,7 @@ def _records(origin: Origin, chunks: Iterator[bytes], *, way: _Way, place: str, 
         texts,
         field=origin.field,
         delimiter=_DELIMITERS[origin.format],
-        errors=way.errors,
         place=place,
-        tally=tally,
     )
 
 

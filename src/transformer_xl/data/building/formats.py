@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.building.decoding import LONGEST_LINE, MARK, REPLACEMENT, Errors, Tally, lines_of
+from transformer_xl.data.building.decoding import LONGEST_LINE, REPLACEMENT, Errors, Tally, lines_of
 from transformer_xl.errors import UserError
 
 _BATCH_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def json_records(texts: Iterable[str], *, field: str, errors: Errors, place: str
     """Yield the text under `field` of each line's JSON object; blank lines are none.
 
     Args:
-        texts: parts of the file's text, cut anywhere; with errors=skip_line, lines with `MARK` are left out.
+        texts: parts of the file's text, cut anywhere.
         field: a key.
         errors: what is done about wrong text, as halves of surrogate pairs, which JSON can write and UTF-8 cannot.
         place: names the file in messages.
@@ -62,9 +62,6 @@ def json_records(texts: Iterable[str], *, field: str, errors: Errors, place: str
     for number, line in enumerate(_short_lines(texts, place=place), 1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
-        if errors == "skip_line" and MARK in line:
-            tally.skipped += 1
-            continue
         line = line.strip()
         if not line:
             continue
@@ -78,11 +75,8 @@ def json_records(texts: Iterable[str], *, field: str, errors: Errors, place: str
             if errors == "strict":
                 raise UserError(
                     f"{place}, line {number:,}, has an escape \\u{ord(text[error.start]):04x}, half of a character, "
-                    "without its other half; data.errors=replace or skip_line takes the file all the same"
+                    "without its other half; data.errors=replace takes the file all the same"
                 ) from error
-            if errors == "skip_line":
-                tally.skipped += 1
-                continue
             text, wrong = _SURROGATE.subn(REPLACEMENT, text)
             tally.replaced += wrong
             encoded = text.encode()
@@ -117,18 +111,14 @@ def missing_field(field: str, there: Sequence[str], *, kind: Literal["key", "col
     return f"has no {kind} {field!r} but {names}; data.field must name one of them"
 
 
-def csv_records(
-    texts: Iterable[str], *, field: str, delimiter: str, errors: Errors, place: str, tally: Tally
-) -> Iterator[bytes]:
+def csv_records(texts: Iterable[str], *, field: str, delimiter: str, place: str) -> Iterator[bytes]:
     """Yield the text in the column `field` of each record after the header; blank lines are none.
 
     Args:
-        texts: parts of the file's text, cut anywhere; with errors=skip_line, records with `MARK` are left out.
+        texts: parts of the file's text, cut anywhere.
         field: a column's name in the header.
         delimiter: stands between columns.
-        errors: `skip_line` leaves out records.
         place: names the file in messages.
-        tally: counts records left out.
 
     Raises:
         UserError: there is no such column, or a record has not as many columns as the header.
@@ -146,9 +136,6 @@ def csv_records(
                 if field not in record:
                     raise UserError(f"{place}, line {begin:,}, {missing_field(field, record, kind='column')}")
                 width, column = len(record), record.index(field)
-                continue
-            if errors == "skip_line" and any(MARK in value for value in record):
-                tally.skipped += 1
                 continue
             if len(record) != width:
                 raise UserError(

@@ -116,7 +116,6 @@ class _Text(NamedTuple):
 
     stretch: Stretch
     replaced: int
-    skipped: int
 
 
 class _Found(NamedTuple):
@@ -127,11 +126,10 @@ class _Found(NamedTuple):
     table: Path
     source: Path
     replaced: int
-    skipped: int
 
     def text(self) -> _Text:
         rows = map_rows(self.table) if self.rows is None else self.rows
-        return _Text(Stretch(path=self.path, rows=rows, source=self.source), self.replaced, self.skipped)
+        return _Text(Stretch(path=self.path, rows=rows, source=self.source), self.replaced)
 
 
 class _Job(NamedTuple):
@@ -187,7 +185,6 @@ def _prepare_files(job: _Job) -> dict[Origin, _Found]:
             table=target.with_suffix(".rows"),
             source=origin.file.path,
             replaced=found.replaced,
-            skipped=found.skipped,
         )
     return texts
 
@@ -203,12 +200,9 @@ def _max_eval_bytes(config: CorpusConfig, reading: Reading) -> int | None:
 
 def _notes(config: CorpusConfig, texts: Collection[_Text]) -> list[str]:
     replaced = sum(text.replaced for text in texts)
-    skipped = sum(text.skipped for text in texts)
     notes = [*_notes_on_documents(config, texts), *_notes_on_files(config, texts)]
     if replaced:
         notes.append(f"data.errors=replace put U+FFFD in {replaced:,} places")
-    if skipped:
-        notes.append(f"data.errors=skip_line left out {skipped:,} lines or records")
     return notes
 
 

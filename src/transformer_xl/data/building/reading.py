@@ -164,7 +164,7 @@ def _undecodable(stretch: Stretch, place: int) -> UserError:
         byte = file.read(1)
     return UserError(
         f"{stretch.place(place)}, in line {line}, has the byte {byte[0]:#04x}, which is not UTF-8 there: data.encoding "
-        "names another encoding, data.errors=replace or skip_line goes on, data.tokenizer=byte takes any file"
+        "names another encoding, data.errors=replace goes on, data.tokenizer=byte takes any file"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.data.building import cache, word_counts
-from transformer_xl.data.building import text as building_text
+from transformer_xl.data.building import cache
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data_config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
@@ -75,9 +73,7 @@ def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
     config = text_config(tmp_path / "a.txt", tokenizer="char", valid_fraction=0.0, test_fraction=0.0)
     with pytest.raises(UserError, match=r"a\.txt' at byte 6, .* in line 2, .* 0xff"):
         opened(config)
-    for errors, text, note in (
-        ("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),
-    ):
+    for errors, text, note in (("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),):
         found, lines = opened(dataclasses.replace(config, errors=errors))
         assert found.vocabulary.decode(found.splits["train"]) == text * 10
         assert sum(note in line for line in lines) == 1
@@ -233,23 +229,6 @@ def test_a_rebuild_is_made_where_it_is_asked_for(tmp_path: Path, text_config: Co
     rebuilt, lines = opened(dataclasses.replace(config, rebuild=True))
     assert len(lines) == 2
     assert cache.damage(rebuilt.folder) == []
-
-
-def test_unique_words_need_no_more_memory(
-    tmp_path: Path, text_config: Configs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building_text, "CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(cache, "_HASHED_AT_ONCE", 1 << 14)
-    monkeypatch.setattr(word_counts, "MOST_IN_MEMORY", 1000)
-    config = text_config(tmp_path / "a.txt", tokenizer="word", max_size=100)
-    peaks = []
-    for count in (100, 10_000, 40_000):  # the first for what imports and caches hold
-        (tmp_path / "a.txt").write_text("\n".join(f"word{number} word{number}" for number in range(count)))
-        tracemalloc.start()
-        opened(config)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[2] < peaks[1] + 100_000
 
 
 def test_the_standard_library_may_be_read_by_documents(stdlib_config: StdlibConfig) -> None:

@@ -61,7 +61,7 @@ def stretch_of(path: Path) -> Stretch:
 
 def counted(folder: Path, splits: dict[str, list[Stretch]]) -> WikitextVocabulary:
     reading = Reading(kind="wikitext")
-    vocabulary = Counting(reading=reading, folder=folder, announce=print).build_vocabulary(splits)
+    vocabulary = Counting(reading=reading, announce=print).build_vocabulary(splits)
     assert isinstance(vocabulary, WikitextVocabulary)
     return vocabulary
 

@@ -154,7 +154,7 @@ class _TextBuild:
     def _vocabulary(self, prepared: Prepared, foreign: SubwordVocabulary | None) -> tuple[Vocabulary, list[str]]:
         """Find the vocabulary, and what is to be said about it."""
         wants_end = self.config.end_of_document and self.reading.are_documents and prepared.documents > 1
-        counting = Counting(reading=self.reading, folder=self.folder, announce=self.announce)
+        counting = Counting(reading=self.reading, announce=self.announce)
         given, notes = self.given, []
         if given is not None and not given.extend:
             lacks_end = wants_end and given.vocabulary.end_of_document is None

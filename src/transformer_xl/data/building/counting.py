@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.reading import Reading, decoded
 from transformer_xl.data.building.splitting import between, into_jobs
 from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
-from transformer_xl.data.building.word_counts import Counted, WordCounts
 from transformer_xl.data.building.word_splitting import split_texts
 from transformer_xl.data.tokenizer import (
     UNK,
@@ -44,10 +42,9 @@ _BPE_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """Counts symbols; `folder` takes what does not fit in memory, `announce` gets a line now and then."""
+    """Counts symbols; `announce` gets a line now and then."""
 
     reading: Reading
-    folder: Path
     announce: Callable[[str], None]
 
     def build_vocabulary(self, splits: Mapping[str, Sequence[Stretch]]) -> Vocabulary:
@@ -119,23 +116,24 @@ class Counting:
         return list(map(chr, ranked[: self.reading.max_size].tolist()))
 
     def _words(self, stretches: Iterable[Stretch]) -> list[str]:
-        merged = WordCounts.merged(self.folder, self._counted(_count_words, stretches))
-        return merged.most_common(min_count=self.reading.min_count, max_size=self.reading.max_size)
+        counts: Counter[str] = Counter()
+        for found in self._counted(_count_words, stretches):
+            for word, count in found.items():
+                counts[word] += count
+        # equally frequent words stand in the order in which they were first met
+        common = counts.most_common(self.reading.max_size)
+        return [word for word, count in common if count >= self.reading.min_count]
 
     def _counted(self, count: Callable[[_Part], Symbol], stretches: Iterable[Stretch]) -> Iterator[Symbol]:
-        parts = [
-            _Part(self.reading, job, self.folder / f"counts-{uuid.uuid4().hex}")
-            for job in into_jobs(stretches, job_bytes=JOB_BYTES)
-        ]
+        parts = [_Part(self.reading, job) for job in into_jobs(stretches, job_bytes=JOB_BYTES)]
         return in_order(count, parts, doing="counting the vocabulary", announce=self.announce)
 
 
 class _Part(NamedTuple):
-    """Text to count, and where to leave counts of words."""
+    """Text to count."""
 
     reading: Reading
     stretches: list[Stretch]
-    target: Path
 
 
 def _count_bytes(part: _Part) -> Counter[int]:
@@ -160,13 +158,14 @@ def _count_characters(part: _Part) -> NDArray[np.int64]:
     return counts
 
 
-def _count_words(part: _Part) -> Counted | Path:
-    counts = WordCounts(part.target.parent)
+def _count_words(part: _Part) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for stretch in part.stretches:
         for chunk in read_chunks(stretch, find_cut=part.reading.find_cut(None)):
             words = split_texts(part.reading, decoded(chunk, stretch), ends=chunk.ends)
-            counts.add(words.different, words.counts)
-    return counts.part(part.target)
+            for word, count in zip(words.different, words.counts, strict=True):
+                counts[word] += count
+    return counts
 
 
 def _sample(stretches: Sequence[Stretch]) -> Iterator[str]:

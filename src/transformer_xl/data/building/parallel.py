@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
-import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import TypeVar
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_LINES = 10.0
-_PROGRAM = (
-    "import pickle, sys; parent, sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from transformer_xl.data.building.parallel import serve; serve(parent)"
-)
 
 
 class Telling:
@@ -51,104 +46,32 @@ def in_order(
         doing: what is being done, for the lines.
         announce: gets a line every ten seconds.
     """
-    if len(jobs) < 2 or _cores() < 2:
-        yield from _with_lines(map(work, jobs), count=len(jobs), doing=doing, announce=announce)
+    telling = Telling(doing, total=len(jobs), announce=announce)
+    workers = min(len(os.sched_getaffinity(0)), len(jobs))
+    if workers < 2:
+        for job in jobs:
+            yield work(job)
+            telling.add(1)
         return
-    workers = [_Worker() for _ in range(min(_cores(), len(jobs)))]
-    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    for worker in workers:
-        free.put(worker)
-
-    def do(job: Job) -> Result:
-        worker = free.get()
-        try:
-            result: Result = worker.do(work, job)
-            return result
-        finally:
-            free.put(worker)
-
-    with ThreadPoolExecutor(len(workers)) as threads:
-        try:
-            yield from _with_lines(threads.map(do, jobs), count=len(jobs), doing=doing, announce=announce)
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-            for worker in workers:
-                worker.end()
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker)
+    try:
+        for result in pool.map(work, jobs):
+            yield result
+            telling.add(1)
+    except BrokenProcessPool as error:
+        raise RuntimeError("a process that read text has ended; was memory short?") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _with_lines(
-    results: Iterator[Result], *, count: int, doing: str, announce: Callable[[str], None]
-) -> Iterator[Result]:
-    telling = Telling(doing, total=count, announce=announce)
-    for result in results:
-        yield result
-        telling.add(1)
-
-
-class _Worker:
-    """Another process that does one job after another.
-
-    It imports nothing from the current folder (`-P`). It is not one of `multiprocessing`: those run the user's own main
-    program again, or inherit locks that threads hold.
-    """
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._send((os.getpid(), sys.path))
-
-    def do(self, work: Callable[[Any], Any], job: Any) -> Any:
-        """Do a job there; what it raises there is raised here."""
-        assert self._process.stdout is not None
-        try:
-            self._send((work, job))
-            succeeded, value = pickle.load(self._process.stdout)
-        except (EOFError, BrokenPipeError) as error:
-            status = self._process.wait()
-            raise RuntimeError(f"a process that read text ended with status {status}; was memory short?") from error
-        if not succeeded:
-            raise value
-        return value
-
-    def end(self) -> None:
-        """End the process, whatever it is doing."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _send(self, value: object) -> None:
-        assert self._process.stdin is not None
-        pickle.dump(value, self._process.stdin)
-        self._process.stdin.flush()
-
-
-def serve(parent: int) -> None:
-    """Do jobs that come on standard input, until it ends or the process that sends them (`parent`) does."""
+def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
-        while True:
-            try:
-                work, job = pickle.load(sys.stdin.buffer)
-            except EOFError:
-                return
-            try:
-                answer = True, work(job)
-            except Exception as error:
-                answer = False, error
-            try:
-                pickle.dump(answer, answers)
-                answers.flush()
-            except BrokenPipeError:  # nobody waits for it any more
-                os._exit(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
     os._exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -29,9 +28,6 @@ CHUNK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f"
 _DIGITS = b"0123456789"
-_LONGEST_HEADER = 1 << 16
-_NPY_INTEGERS = re.compile(r"""['"]descr['"] *: *['"]([<>=|]?[iu][1248])['"]""")
-_NPY_SHAPE = re.compile(r"""['"]shape['"] *: *\(([0-9]{1,18})L?, *\)""")
 
 
 class TokenChunk(NamedTuple):
@@ -81,27 +77,15 @@ class _Layout(NamedTuple):
 
 
 def _npy_layout(origin: Origin) -> _Layout:
-    """Read the beginning of a .npy file, as NumPy's format of versions 1 to 3 has it; nothing in it is evaluated."""
+    """Let NumPy read the header of a .npy file; nothing in it is unpickled."""
     name = repr(str(origin.file.path))
-    with origin.file.path.open("rb") as file:
-        magic = file.read(8)
-        width = 2 if magic[6:7] == b"\x01" else 4
-        header_bytes = int.from_bytes(file.read(width), "little")
-        header = file.read(min(header_bytes, _LONGEST_HEADER)).decode("latin-1").strip()
-        offset = file.tell()
-    if not magic.startswith(b"\x93NUMPY") or header_bytes > _LONGEST_HEADER:
-        raise UserError(f"{name} is no .npy file, and must be one, as numpy.save writes it")
-    dtype, shape = _NPY_INTEGERS.search(header), _NPY_SHAPE.search(header)
-    if dtype is None or shape is None:
-        raise UserError(
-            f"{name} holds an array described as {quoted(header.encode())}, and must hold integers in one dimension; "
-            "documents are told apart in .jsonl, one a line"
-        )
-    layout = _Layout(np.dtype(dtype[1]), offset, int(shape[1]))
-    end = offset + layout.length * layout.dtype.itemsize
-    if end > origin.file.size:
-        raise UserError(f"{name} is cut short: it has {origin.file.size:,} bytes, and must have {end:,} as it says")
-    return layout
+    try:
+        array = np.load(origin.file.path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{name} cannot be read as .npy, and must be as numpy.save writes integers: {error}") from error
+    if not isinstance(array, np.memmap) or array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(f"{name} must hold integers in one dimension; documents are told apart in .jsonl, one a line")
+    return _Layout(array.dtype, array.offset, len(array))
 
 
 def _raw_layout(origin: Origin) -> _Layout:

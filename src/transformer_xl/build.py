@@ -21,9 +21,9 @@ from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
-from transformer_xl.model.clusters import kept_cutoffs
-from transformer_xl.model.compiled import CompiledTraining
-from transformer_xl.model.interface import LanguageModel, TokenLosses
+from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.model.embedding import kept_cutoffs
+from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer

@@ -21,7 +21,7 @@ from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import sample_tokens
 from transformer_xl.inference.drawing_rule import DrawingRule
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.plan import Plan
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.callbacks.heartbeat import Heartbeat

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError, first_line
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import SlotMemory
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer

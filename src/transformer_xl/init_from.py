@@ -14,8 +14,8 @@ from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
 from transformer_xl.data_config import TOKENIZERS, AnyDataConfig, CorpusConfig, PublishedConfig
 from transformer_xl.errors import UserError
-from transformer_xl.model.clusters import kept_cutoffs
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.embedding import kept_cutoffs
 
 _ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
 

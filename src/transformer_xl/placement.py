@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from transformer_xl.errors import UserError
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _DEVICES = ("cpu", "cuda", "mps")

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.benchmarks.gpu_works import Setting, random_ids
 from transformer_xl.model.attention import ATTENTION, RelativeAttention, plain_attention
-from transformer_xl.model.compiled import CompiledTraining
+from transformer_xl.model.kernels.compiled import CompiledTraining
+from transformer_xl.model.mask import AttentionMask, attention_mask
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model.visibility import Visibility, visible_keys
 
 LANES = 2
 WORST = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -75,13 +75,13 @@ def _compared(setting: Setting) -> Iterator[dict[str, Any]]:
     for preset in PRESETS:
         for case in CASES:
             for dtype in WORST:
-                inputs, visible = _inputs(setting, preset, case, dtype)
+                inputs, mask = _inputs(setting, preset, case, dtype)
                 exact = {name: tensor.detach().double() for name, tensor in inputs.items()}
-                expected = _run(plain_attention, exact, visible)
-                plain = _errors(_run(plain_attention, inputs, visible), expected)
+                expected = _run(plain_attention, exact, mask)
+                plain = _errors(_run(plain_attention, inputs, mask), expected)
                 for name, attend in own_attentions().items():
                     with Kernels() as kernels:
-                        errors = _errors(_run(attend, inputs, visible), expected)
+                        errors = _errors(_run(attend, inputs, mask), expected)
                     allowed = [max(WORST[dtype], 4 * error) for error in plain]
                     if name == "plain":
                         allowed = [10 * WORST[dtype]] * 2
@@ -98,13 +98,13 @@ def _compared(setting: Setting) -> Iterator[dict[str, Any]]:
 
 def check_dropout(setting: Setting) -> Iterator[dict[str, Any]]:
     """Drop weights: with values of one an output is the sum of what was kept, 1 in the mean, and never just 1."""
-    inputs, visible = _inputs(setting, "txl_base_nvidia", "causal", torch.float32)
+    inputs, mask = _inputs(setting, "txl_base_nvidia", "causal", torch.float32)
     inputs["value_BSNH"] = torch.ones_like(inputs["value_BSNH"])
     for name, attend in own_attentions().items():
         torch.manual_seed(0)
         outputs = inputs["query_BTNH"][..., 0].numel()
         repeats = -(-ENOUGH_OUTPUTS // outputs)
-        kept = torch.stack([attend(**inputs, visible=visible, dropout=0.1)[..., 0] for _ in range(repeats)])
+        kept = torch.stack([attend(**inputs, mask=mask, dropout=0.1)[..., 0] for _ in range(repeats)])
         mean, spread = float(kept.mean()), float(kept.std())
         ok = abs(mean - 1) < 6 * spread / kept.numel() ** 0.5 and spread > 1e-3
         yield {"attention": name, "mean of kept weights": mean, "spread": spread, "ok": ok}
@@ -146,7 +146,7 @@ def _losses(setting: Setting, model: MemoryTransformer, nll: Any, *, segment_len
     return found
 
 
-def _inputs(setting: Setting, preset: str, case: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Visibility]:
+def _inputs(setting: Setting, preset: str, case: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], AttentionMask]:
     config = setting.model_config(preset, attention="plain")
     queries, memory = setting.recipe(preset)["segment_len"], config.mem_len
     heads, width = config.n_head, config.d_head
@@ -163,7 +163,7 @@ def _inputs(setting: Setting, preset: str, case: str, dtype: torch.dtype) -> tup
     lengths = [memory, memory // 3] if case == "lengths and resets" else [memory] * LANES
     resets_BT = torch.zeros(LANES, queries, dtype=torch.bool)
     resets_BT[1, queries // 2] = case == "lengths and resets"
-    visible = visible_keys(
+    mask = attention_mask(
         length_B=torch.tensor(lengths, device=setting.device),
         slots=memory,
         segment_len=queries,
@@ -171,12 +171,12 @@ def _inputs(setting: Setting, preset: str, case: str, dtype: torch.dtype) -> tup
         same_length=case == "same_length",
         resets_BT=resets_BT.to(setting.device),
     )
-    return inputs, visible
+    return inputs, mask
 
 
-def _run(attend: Any, inputs: dict[str, Tensor], visible: Visibility) -> Found:
+def _run(attend: Any, inputs: dict[str, Tensor], mask: AttentionMask) -> Found:
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
-    output = attend(**given, visible=visible, dropout=0.0)
+    output = attend(**given, mask=mask, dropout=0.0)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
     return Found(output.detach(), list(torch.autograd.grad((output * upstream).sum(), list(given.values()))))
 

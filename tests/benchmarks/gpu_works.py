@@ -18,8 +18,8 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from transformer_xl.model.compiled import CompiledTraining
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer

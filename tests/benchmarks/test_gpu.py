@@ -36,10 +36,10 @@ def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
 
 def one_key_too_many(**arguments: Any) -> Tensor:
     """Let the last query see no key but itself."""
-    visible = arguments.pop("visible")
-    mask_BTS = visible.mask_BTS.clone()
-    mask_BTS[:, -1, :-1] = False
-    return plain_attention(**arguments, visible=type(visible)(mask_BTS))
+    mask = arguments.pop("mask")
+    visible_BTS = mask.visible_BTS.clone()
+    visible_BTS[:, -1, :-1] = False
+    return plain_attention(**arguments, mask=type(mask)(visible_BTS))
 
 
 def wrong_gradient(**arguments: Any) -> Tensor:

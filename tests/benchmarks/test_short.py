@@ -29,7 +29,7 @@ from tests.benchmarks.works import (
     work,
     zipf_shares,
 )
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_config import parse_model
 

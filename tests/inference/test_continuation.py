@@ -15,7 +15,7 @@ from transformer_xl.inference.continuation import Continuation, sample_tokens
 from transformer_xl.inference.drawing import Drawer, choices, seed_of_text
 from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 SEGMENT_LEN = 5
 PROMPT = [3, 1, 4, 1, 5, 9, 2]

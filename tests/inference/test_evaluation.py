@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model_config
-from tests.data.laid_out import evaluation_lanes
+from tests.data.pack_weight import evaluation_lanes
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.inference.evaluation import evaluate
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.scores import Score
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.data.laid_out import evaluation_lanes
+from tests.data.pack_weight import evaluation_lanes
 from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
@@ -35,7 +35,7 @@ from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts
 from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Part, Unit, read_texts
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
 CHARS = CharVocabulary(["<unk>", " ", "\n", "a", "b", "c", "é"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 def checkpoint_of(model: LanguageModel, **changes: Any) -> dict[str, Any]:

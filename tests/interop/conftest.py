@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_model_config
 from transformer_xl.data.tokenizer import CharVocabulary
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 
 SYMBOLS = "etaoin shrdlu\näß語\0"

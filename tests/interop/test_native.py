@@ -16,7 +16,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import model_weights, read_checkpoint, save_model
 from transformer_xl.interop.transformers_format import save_transformers
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_config import ModelConfig, parse_model
 

@@ -18,7 +18,7 @@ from transformer_xl.data.tokenizer import CharVocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, save_model
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 def refused(path: Path, *words: str) -> None:

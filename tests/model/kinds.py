@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Memory, SlotMemory, StateMemory
 from transformer_xl.model.registry import MODELS, make_model
 from transformer_xl.model_config import (

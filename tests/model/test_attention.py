@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.model.tiny import assert_equal_to
 from transformer_xl.model.attention import ATTENTION, RelativeAttention, relative_shift
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.mask import AttentionMask
 
 B, T, M, N, H = 2, 5, 7, 2, 8
 S = M + T
@@ -104,7 +104,7 @@ def weights_of(attend: RelativeAttention, inputs: Inputs, visible_BTS: Tensor, *
     """Read the weights off the output: key j's value is the j-th unit vector."""
     lanes = inputs["query_BTNH"].shape[0]
     units = torch.eye(S, dtype=inputs["query_BTNH"].dtype)[None, :, None].expand(lanes, S, N, S)
-    out_BTNS = attend(**{**inputs, "value_BSNH": units}, visible=Visibility(visible_BTS), dropout=dropout)
+    out_BTNS = attend(**{**inputs, "value_BSNH": units}, mask=AttentionMask(visible_BTS), dropout=dropout)
     return out_BTNS.transpose(1, 2)
 
 
@@ -116,7 +116,7 @@ def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(atte
 
     expected = attention_by_loop(inputs, visible_BTS)
     expected_grads = torch.autograd.grad((expected * upstream).sum(), list(inputs.values()))
-    actual = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
+    actual = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
     grads = torch.autograd.grad((actual * upstream).sum(), list(inputs.values()))
 
     assert_equal_to(actual, expected, within=1e-9)
@@ -149,9 +149,9 @@ def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: RelativeAttenti
 @every_attention
 def test_without_dropout_two_calls_agree_to_the_last_bit(attend: RelativeAttention) -> None:
     inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
-    first = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
+    first = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
     torch.rand(1)
-    assert torch.equal(attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0), first)
+    assert torch.equal(attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0), first)
 
 
 @every_attention
@@ -183,7 +183,7 @@ def test_rows_that_nobody_sees_reach_neither_outputs_nor_gradients(
         inputs["position_RNH"][:hidden] = poison  # distances beyond the farthest key that is seen
         inputs["position_RNH"][S] = poison  # no distance
         inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
-        out = attend(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
+        out = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
         grads = torch.autograd.grad(out.square().sum(), list(inputs.values()))
         return out, dict(zip(inputs, grads, strict=True))
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.model.tiny import assert_equal_to
 from transformer_xl.model.attention import plain_attention
-from transformer_xl.model.blockwise_attention import blockwise_attention
-from transformer_xl.model.visibility import Visibility, visible_keys
+from transformer_xl.model.kernels.blockwise import blockwise_attention
+from transformer_xl.model.mask import AttentionMask, attention_mask
 
 EXACT = 1e-12
 
@@ -32,14 +32,14 @@ def drawn_inputs(*, lanes: int, queries: int, keys: int, heads: int, width: int,
     }
 
 
-def causal(*, lanes: int, queries: int, keys: int) -> Visibility:
-    return Visibility(torch.ones(lanes, queries, keys, dtype=torch.bool).tril(keys - queries))
+def causal(*, lanes: int, queries: int, keys: int) -> AttentionMask:
+    return AttentionMask(torch.ones(lanes, queries, keys, dtype=torch.bool).tril(keys - queries))
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.visibility.QUERIES_AT_ONCE", 2)
-    monkeypatch.setattr("transformer_xl.model.blockwise_attention.SCORES_AT_ONCE", 20)
+    monkeypatch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", 2)
+    monkeypatch.setattr("transformer_xl.model.kernels.blockwise.SCORES_AT_ONCE", 20)
 
 
 @settings(deadline=None, max_examples=60)
@@ -64,7 +64,7 @@ def test_it_equals_the_plain_one_forward_and_backward_however_it_is_cut(
     scores_at_once: int,
 ) -> None:
     slots = data.draw(st.integers(0, mem_len))
-    visible = visible_keys(
+    mask = attention_mask(
         length_B=torch.tensor(data.draw(st.lists(st.integers(0, slots), min_size=lanes, max_size=lanes))),
         slots=slots,
         segment_len=segment_len,
@@ -78,9 +78,9 @@ def test_it_equals_the_plain_one_forward_and_backward_however_it_is_cut(
     results: list[list[Tensor]] = []
     for attend in (plain_attention, blockwise_attention):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("transformer_xl.model.visibility.QUERIES_AT_ONCE", queries_at_once)
-            patch.setattr("transformer_xl.model.blockwise_attention.SCORES_AT_ONCE", scores_at_once)
-            attended = attend(**inputs, visible=Visibility(visible.mask_BTS), dropout=0.0)
+            patch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", queries_at_once)
+            patch.setattr("transformer_xl.model.kernels.blockwise.SCORES_AT_ONCE", scores_at_once)
+            attended = attend(**inputs, mask=AttentionMask(mask.visible_BTS), dropout=0.0)
             results.append([attended, *torch.autograd.grad(attended, list(inputs.values()), upstream)])
     for expected, actual in zip(*results, strict=True):
         assert_equal_to(actual, expected, within=EXACT)
@@ -93,7 +93,7 @@ def test_its_gradients_are_those_of_its_results(dropout: float) -> None:
     def attend(*tensors: Tensor) -> Tensor:
         torch.manual_seed(0)  # the same weights are dropped each time
         named: dict[str, Any] = dict(zip(inputs, tensors, strict=True))
-        return blockwise_attention(**named, visible=causal(lanes=2, queries=3, keys=5), dropout=dropout)
+        return blockwise_attention(**named, mask=causal(lanes=2, queries=3, keys=5), dropout=dropout)
 
     assert torch.autograd.gradcheck(attend, tuple(inputs.values()))
 
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        attended = blockwise_attention(**inputs, visible=causal(lanes=2, queries=5, keys=9), dropout=0.3)
+        attended = blockwise_attention(**inputs, mask=causal(lanes=2, queries=5, keys=9), dropout=0.3)
         results.append([attended, *torch.autograd.grad(attended.square().sum(), list(inputs.values()))])
     for first, second in zip(*results, strict=True):
         assert torch.equal(first, second)
@@ -112,12 +112,12 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_in_bfloat16_it_is_as_near_to_exact_as_the_plain_one() -> None:
     sizes = {"lanes": 2, "queries": 6, "keys": 14, "heads": 2}
     inputs = drawn_inputs(**sizes, width=8, value_width=8)
-    visible = causal(lanes=2, queries=6, keys=14)
+    mask = causal(lanes=2, queries=6, keys=14)
     upstream = torch.randn(2, 6, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def results(attend: Any, dtype: torch.dtype) -> list[Tensor]:
         leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in inputs.items()}
-        attended = attend(**leaves, visible=visible, dropout=0.0)
+        attended = attend(**leaves, mask=mask, dropout=0.0)
         return [attended, *torch.autograd.grad(attended, list(leaves.values()), upstream.to(dtype))]
 
     exact = results(plain_attention, torch.float64)
@@ -130,12 +130,12 @@ def test_in_bfloat16_it_is_as_near_to_exact_as_the_plain_one() -> None:
 
 def test_keys_that_lie_heads_first_are_read_where_they_are() -> None:
     inputs = drawn_inputs(lanes=2, queries=3, keys=5, heads=2, width=2, value_width=2)
-    visible = causal(lanes=2, queries=3, keys=5)
-    expected = blockwise_attention(**inputs, visible=visible, dropout=0.0)
+    mask = causal(lanes=2, queries=3, keys=5)
+    expected = blockwise_attention(**inputs, mask=mask, dropout=0.0)
     stored = torch.zeros(2, 2, 9, 2, dtype=torch.float64)  # of which the keys are a part
     stored[:, :, 3:8] = inputs["key_BSNH"].detach().permute(2, 0, 1, 3)
     with torch.no_grad():
         actual = blockwise_attention(
-            **{**inputs, "key_BSNH": stored[:, :, 3:8].permute(1, 2, 0, 3)}, visible=visible, dropout=0.0
+            **{**inputs, "key_BSNH": stored[:, :, 3:8].permute(1, 2, 0, 3)}, mask=mask, dropout=0.0
         )
     assert_equal_to(actual, expected, within=EXACT)

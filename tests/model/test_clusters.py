@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import assert_equal_to, random_tokens, tiny_model
-from transformer_xl.model import heads, softmax_losses
-from transformer_xl.model.clusters import make_clusters
+from transformer_xl.model import embedding
+from transformer_xl.model.embedding import make_clusters
+from transformer_xl.model.kernels import cross_entropy
 from transformer_xl.model.transformer_xl import TransformerXL
 
 V = 32
@@ -165,7 +166,7 @@ def test_logits_in_parts_give_the_same_losses_and_gradients(
         return nll_BT, [hidden.grad, *gradients]  # type: ignore[list-item]
 
     whole, gradients = losses_and_gradients()
-    monkeypatch.setattr(softmax_losses, "LOGITS_AT_ONCE", 3 * V)
+    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 3 * V)
     in_parts, gradients_in_parts = losses_and_gradients()
     assert_equal_to(in_parts, whole, within=1e-12)
     for part, expected in zip(gradients_in_parts, gradients, strict=True):
@@ -195,7 +196,7 @@ def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pyte
         model.head_nll(hidden_BTD, targets_BT)
     assert adaptive.numel < rows * vocab_size / 4
     plain = TransformerXL(tiny_model_config(), vocab_size=vocab_size)
-    monkeypatch.setattr(softmax_losses, "LOGITS_AT_ONCE", 8 * vocab_size)
+    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 8 * vocab_size)
     with _Largest() as in_parts:
         plain.head_nll(hidden_BTD, targets_BT)
     assert in_parts.numel <= max(8, 16) * vocab_size
@@ -267,11 +268,11 @@ def test_output_operations_follow_the_tokens_shares() -> None:
 def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = tiny_model(cutoffs=[4, 10]), set()
 
-    def spied(softmaxes: list[softmax_losses.Softmax]) -> tuple[Tensor, ...]:
+    def spied(softmaxes: list[cross_entropy.Softmax]) -> tuple[Tensor, ...]:
         seen.update(len(softmax.target_R) for softmax in softmaxes[1:])
-        return softmax_losses.softmax_losses(softmaxes)
+        return cross_entropy.softmax_losses(softmaxes)
 
-    monkeypatch.setattr(heads, "softmax_losses", spied)
+    monkeypatch.setattr(embedding, "softmax_losses", spied)
     hidden_1TD = torch.randn(1, 100, 16, dtype=model.embedding.weights[0].dtype)
     for tail_tokens in range(17, 60):
         targets_1T = torch.zeros(1, 100, dtype=torch.int64)

@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import V, random_tokens
 from transformer_xl.model.attention import ATTENTION
-from transformer_xl.model.compiled import CompiledTraining
-from transformer_xl.model.interface import LanguageModel, TokenLosses
+from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory, SlotMemory
 
 B, T, M = 2, 5, 7

@@ -8,14 +8,14 @@ import torch
 from tests.model.tiny import assert_equal_to
 from transformer_xl.model import content_attention as attention_module
 from transformer_xl.model.content_attention import content_attention
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.mask import AttentionMask
 
 B, T, S, N, H = 2, 5, 12, 2, 4
 
 
 @pytest.fixture(params=[True, False], ids=["blockwise", "elsewhere"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "suits_blockwise", lambda query_BTNH: request.param)
+    monkeypatch.setattr(attention_module, "use_blockwise", lambda query_BTNH: request.param)
 
 
 def parts(seed: int) -> list[torch.Tensor]:
@@ -44,7 +44,7 @@ def test_it_equals_a_loop_over_queries_and_keys_with_its_gradients() -> None:
     expected = torch.stack(rows).view(B, T, N, H)
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     names = ("query_BTNH", "key_BSNH", "value_BSNH")
-    actual = content_attention(**dict(zip(names, leaves, strict=True)), visible=Visibility(visible_BTS), dropout=0.0)
+    actual = content_attention(**dict(zip(names, leaves, strict=True)), mask=AttentionMask(visible_BTS), dropout=0.0)
     assert_equal_to(actual, expected, within=1e-12)
     wanted = torch.autograd.grad(expected, (query, key, value), upstream)
     for gradient, loop in zip(torch.autograd.grad(actual, leaves, upstream), wanted, strict=True):
@@ -59,7 +59,7 @@ def test_weights_are_dropped_and_the_others_made_up_for_it(dropout: float) -> No
         query_BTNH=ones.expand(200, 1, 1, 1),
         key_BSNH=ones.expand(200, 10, 1, 1),
         value_BSNH=ones.expand(200, 10, 1, 1),
-        visible=Visibility(torch.ones(200, 1, 10, dtype=torch.bool)),
+        mask=AttentionMask(torch.ones(200, 1, 10, dtype=torch.bool)),
         dropout=dropout,
     )
     assert float(attended.mean()) == pytest.approx(1.0, abs=0.1)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import SEGMENT_LEN, V, random_tokens, tiny_model
-from transformer_xl.model.clusters import make_clusters
+from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.flops import forward_flops, step_flops
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.tiny import assert_equal_to
-from transformer_xl.model import onednn
-from transformer_xl.model.linear import Linear, for_reading
+from transformer_xl.model.kernels import onednn
+from transformer_xl.model.kernels.linear import Linear, prepack
 
 ON_X86 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
 SHAPES = [(1,), (1, 1), (1, 3), (2, 2), (1, 9), (3, 7), (0, 4)]
@@ -88,7 +88,7 @@ def test_other_types_autocast_and_who_turned_it_off_go_without(calls: list[torch
         own(rows)
     with torch.backends.mkldnn.flags(enabled=False):
         own(rows)
-        for_reading(nn.Sequential(own))(rows)
+        prepack(nn.Sequential(own))(rows)
     own.double()(rows.double())
     assert not calls
 
@@ -104,7 +104,7 @@ def test_a_layer_for_reading_reads_the_same(calls: list[torch.Size], rows: int, 
         own.bfloat16()
         torchs.bfloat16()
     inputs = torch.randn(1, rows, 5, dtype=own.weight.dtype)
-    reader = for_reading(nn.Sequential(own, nn.ReLU(inplace=True)))
+    reader = prepack(nn.Sequential(own, nn.ReLU(inplace=True)))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         expected = torchs(inputs).relu()
         for _ in range(2):
@@ -118,7 +118,7 @@ def test_a_layer_for_reading_reads_the_same(calls: list[torch.Size], rows: int, 
 def test_a_module_for_reading_shares_what_it_was_made_of() -> None:
     own, _ = both(16)
     module = nn.Sequential(nn.Sequential(own, nn.Dropout(0.5)), nn.LayerNorm(16)).eval()
-    reader = for_reading(module)
+    reader = prepack(module)
     assert {id(parameter) for parameter in reader.parameters()} == {id(parameter) for parameter in module.parameters()}
     assert module[0][0] is own
     assert not any(part.training for part in reader.modules() if isinstance(part, nn.Dropout))
@@ -140,7 +140,7 @@ def test_a_frozen_weights_input_is_not_kept(calls: list[torch.Size]) -> None:
 @pytest.mark.skipif(not onednn._IN_BFLOAT16, reason="no units for bfloat16")
 def test_a_layer_for_reading_follows_precision(calls: list[torch.Size]) -> None:
     own, torchs = both(16)
-    reader, inputs = for_reading(nn.Sequential(own)), torch.randn(3, 5)
+    reader, inputs = prepack(nn.Sequential(own)), torch.randn(3, 5)
     with torch.no_grad():
         assert_equal_to(reader(inputs), torchs(inputs), within=1e-6)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -148,5 +148,5 @@ def test_a_layer_for_reading_follows_precision(calls: list[torch.Size]) -> None:
         assert_equal_to(reader(inputs), torchs(inputs), within=1e-6)
         own.double()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert for_reading(nn.Sequential(own))(inputs.double()).dtype == torch.float64
+            assert prepack(nn.Sequential(own))(inputs.double()).dtype == torch.float64
     assert len(calls) == 3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_xl.model import sdpa_attention
 from transformer_xl.model.attention import plain_attention
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.kernels import sdpa
+from transformer_xl.model.mask import AttentionMask
 
 B, N = 2, 2
 BYTES_AT_ONCE = 16
@@ -57,7 +57,7 @@ def test_the_bias_and_the_heads_are_what_the_kernel_reads(
     for name in ("content_bias_NH", "position_bias_NH"):
         inputs[name] = inputs[name].float()  # as under autocast, where parameters stay float32
     visible_BTS = causal(queries=queries, keys=keys, hidden=2)
-    out = sdpa_attention.sdpa_attention(**inputs, visible=Visibility(visible_BTS), dropout=0.25)
+    out = sdpa.sdpa_attention(**inputs, mask=AttentionMask(visible_BTS), dropout=0.25)
     bias = given["attn_mask"]
     assert out.shape == (B, queries, N, width)
     assert bias.shape == (B, N, queries, keys)
@@ -79,8 +79,8 @@ def test_long_stretches_of_hidden_keys_change_nothing(requires_grad: bool, dtype
     sizes = {"queries": 9, "keys": 701}
     inputs = random_inputs(**sizes, width=12, dtype=dtype, requires_grad=requires_grad)
     visible_BTS = causal(**sizes, hidden=690)
-    out = sdpa_attention.sdpa_attention(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
-    expected = plain_attention(**inputs, visible=Visibility(visible_BTS), dropout=0.0)
+    out = sdpa.sdpa_attention(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
+    expected = plain_attention(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
     torch.testing.assert_close(out, expected, rtol=0, atol=within)
     if requires_grad:
         for grad in torch.autograd.grad(out.float().square().sum(), list(inputs.values())):

@@ -16,10 +16,9 @@ import transformer_xl as txl
 from tests.model.kinds import KINDS, OF_PLACES, RECURRENT, TRANSFORMERS, model_of, one_reset
 from tests.model.test_streaming import drawn_resets
 from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read
-from transformer_xl.model import onednn
-from transformer_xl.model.interface import LanguageModel
-from transformer_xl.model.key_values import KeyValueBuffer
-from transformer_xl.model.streaming import Stream
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.kernels import onednn
+from transformer_xl.model.streaming import KVCache, Stream
 
 EXACT = 1e-9
 ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
@@ -76,13 +75,13 @@ def test_a_session_reads_as_the_model_does(
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_shapes_can_be_the_same_from_the_first_token_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens_BT, shapes = variant(kind), random_tokens(2, 20), []
-    append = KeyValueBuffer.append
+    append = KVCache.append
 
-    def noted(self: KeyValueBuffer, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
+    def noted(self: KVCache, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
         shapes.append(append(self, key_value_2NBTH, keep=keep).shape)
         return self.newest(keep + key_value_2NBTH.shape[3])
 
-    monkeypatch.setattr(KeyValueBuffer, "append", noted)
+    monkeypatch.setattr(KVCache, "append", noted)
     growing, fixed = txl.stream(model, batch_size=2), txl.stream(model, batch_size=2, fixed_shapes=True)
     expected = read_on(growing, tokens_BT, [1] * 20)
     assert len(set(shapes)) > 1
@@ -179,7 +178,7 @@ def test_a_token_costs_its_own_projections_and_not_its_memorys(kind: str) -> Non
 
 
 def test_keys_and_values_that_are_kept_take_the_room_of_the_memory_and_half_as_much() -> None:
-    buffer, read_so_far = KeyValueBuffer(), torch.empty(2, 1, 1, 0, 3)
+    buffer, read_so_far = KVCache(), torch.empty(2, 1, 1, 0, 3)
     copies = 0
     for number in range(500):
         new = torch.full((2, 1, 1, 1, 3), float(number))

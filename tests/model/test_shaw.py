@@ -11,7 +11,7 @@ import torch
 from tests.model.kinds import contents, model_of
 from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens
 from transformer_xl.model.layers import heads_first
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.mask import AttentionMask
 
 
 def attention_in_loops(attention: Any, context_SD: torch.Tensor, segment_len: int, furthest: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_attention_equals_one_written_in_loops_with_its_gradients(
         hidden_BTD=context_BSD[:, slots:],
         key_BSNH=key.permute(1, 2, 0, 3),
         value_BSNH=value.permute(1, 2, 0, 3),
-        visible=Visibility(visible_TS.expand(2, -1, -1)),
+        mask=AttentionMask(visible_TS.expand(2, -1, -1)),
         **encoding,
     )
     expected = torch.stack([attention_in_loops(attention, lane, SEGMENT_LEN, furthest) for lane in context_BSD])

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.model.tiny import assert_equal_to
-from transformer_xl.model import onednn
-from transformer_xl.model.softmax_losses import Columns, Softmax, softmax_losses
+from transformer_xl.model.kernels import onednn
+from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, softmax_losses
 
 V, D = 11, 4
 EDGES = [0, 5, 7, V]
@@ -67,7 +67,7 @@ def test_losses_and_gradients_are_those_of_linear_and_cross_entropy(rows: list[i
     softmaxes = Softmaxes(rows)
     upstream = torch.randn(sum(rows), dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.model.softmax_losses.LOGITS_AT_ONCE", at_once)
+        patch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
         losses = softmaxes.losses()
         gradients = torch.autograd.grad(losses, softmaxes.leaves, upstream)
     expected = softmaxes.expected()
@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_those_of_linear_and_cross_entropy(rows: list[i
 
 @pytest.mark.parametrize("at_once", [20, 1 << 28])
 def test_gradients_are_those_of_the_losses(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.softmax_losses.LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
     softmaxes = Softmaxes([4, 0, 3])
 
     def losses(*leaves: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def test_gradients_are_those_of_the_losses(at_once: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("at_once", [20, 1 << 28])
 def test_under_autocast_products_are_rounded_and_sums_are_not(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.softmax_losses.LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
     softmaxes = Softmaxes([6, 3, 5], dtype=torch.float32)
     expected = softmaxes.expected()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.model.visibility import Visibility, visible_keys
+from transformer_xl.model.mask import AttentionMask, attention_mask
 
 
 @pytest.mark.parametrize("fixed_size", [False, True])
@@ -22,14 +22,14 @@ from transformer_xl.model.visibility import Visibility, visible_keys
 def test_with_same_length_a_query_sees_mem_len_keys_once_they_exist(
     segment_len: int, length: int, mem_len: int, expected: list[int], fixed_size: bool
 ) -> None:
-    visible_BTS = visible_keys(
+    visible_BTS = attention_mask(
         length_B=torch.tensor([length]),
         slots=mem_len if fixed_size else length,
         segment_len=segment_len,
         mem_len=mem_len,
         same_length=True,
         resets_BT=None,
-    ).mask_BTS
+    ).visible_BTS
     assert visible_BTS.sum(-1).tolist() == [expected]
 
 
@@ -41,14 +41,14 @@ def test_visibility_equals_its_definition(data: st.DataObject, same_length: bool
     lengths = data.draw(st.lists(st.integers(0, slots), min_size=lanes, max_size=lanes), label="lengths")
     row = st.lists(st.booleans(), min_size=segment_len, max_size=segment_len)
     resets = data.draw(st.none() | st.lists(row, min_size=lanes, max_size=lanes), label="resets")
-    visible_BTS = visible_keys(
+    visible_BTS = attention_mask(
         length_B=torch.tensor(lengths),
         slots=slots,
         segment_len=segment_len,
         mem_len=mem_len,
         same_length=same_length,
         resets_BT=None if resets is None else torch.tensor(resets),
-    ).mask_BTS
+    ).visible_BTS
     assert visible_BTS.dtype == torch.bool
     assert visible_BTS.shape == (lanes, segment_len, slots + segment_len)
 
@@ -75,30 +75,30 @@ def test_blocks_name_every_key_that_is_seen_and_every_one_that_is_not(
     keys = slots + queries
     drawn = data.draw(st.lists(st.booleans(), min_size=lanes * queries * keys, max_size=lanes * queries * keys))
     itself = torch.eye(queries, keys, dtype=torch.bool).roll(slots, dims=1)
-    mask_BTS = (torch.tensor(drawn).view(lanes, queries, keys) | itself) & torch.ones_like(itself).tril(slots)
+    visible_BTS = (torch.tensor(drawn).view(lanes, queries, keys) | itself) & torch.ones_like(itself).tril(slots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.model.visibility.QUERIES_AT_ONCE", data.draw(st.integers(1, 7)))
-        blocks = Visibility(mask_BTS).blocks
-    rebuilt_BTS = torch.zeros_like(mask_BTS)
+        patch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", data.draw(st.integers(1, 7)))
+        blocks = AttentionMask(visible_BTS).blocks
+    rebuilt_BTS = torch.zeros_like(visible_BTS)
     for block in blocks:
         rebuilt_BTS[:, block.queries, block.keys] = True
         for part, hidden_Bts in block.hidden:
             rebuilt_BTS[:, block.queries, part] = ~hidden_Bts
-        assert mask_BTS[:, block.queries, block.keys.start].any(), "a key that nobody sees"
+        assert visible_BTS[:, block.queries, block.keys.start].any(), "a key that nobody sees"
     assert [place for block in blocks for place in range(queries)[block.queries]] == list(range(queries))
-    assert torch.equal(rebuilt_BTS, mask_BTS)
+    assert torch.equal(rebuilt_BTS, visible_BTS)
 
 
 def test_where_all_is_seen_but_what_comes_later_only_the_last_keys_of_a_block_need_a_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transformer_xl.model.visibility.QUERIES_AT_ONCE", 2)
-    causal = Visibility(torch.ones(1, 4, 10, dtype=torch.bool).tril(6))
+    monkeypatch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", 2)
+    causal = AttentionMask(torch.ones(1, 4, 10, dtype=torch.bool).tril(6))
     assert [(block.keys, [part for part, _ in block.hidden]) for block in causal.blocks] == [
         (slice(0, 8), [slice(7, 8)]),
         (slice(0, 10), [slice(9, 10)]),
     ]
-    same_length = Visibility(causal.mask_BTS.triu(2))
+    same_length = AttentionMask(causal.visible_BTS.triu(2))
     assert [(block.keys, [part for part, _ in block.hidden]) for block in same_length.blocks] == [
         (slice(2, 8), [slice(2, 3), slice(7, 8)]),
         (slice(4, 10), [slice(4, 5), slice(9, 10)]),

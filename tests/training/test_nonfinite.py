@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.conftest import TINY_MODEL, Outcome, read_values, tiny_overrides
 from transformer_xl.config import AdamConfig, LambConfig, SgdConfig
 from transformer_xl.errors import UserError
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import SlotMemory, memory_from_state_dict
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.nonfinite import (

@@ -120,7 +120,7 @@ def test_an_adaptive_softmax_waits_once(tiny_run: Run, waits: list[list[str]]) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_model_waits_but_once_for_where_a_recurrent_one_resets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for user in (attention, content_attention):
-        monkeypatch.setattr(user, "suits_blockwise", lambda query_BTNH: False)  # as on a GPU
+        monkeypatch.setattr(user, "use_blockwise", lambda query_BTNH: False)  # as on a GPU
     model = model_of(kind, dropout=0.1, **({"attention": "auto"} if kind == "transformer_xl" else {})).train()
     tokens_BT, resets_BT = random_tokens(2, 5), one_reset(2, 5, lane=1, place=2)
     found: list[str] = []

@@ -21,7 +21,7 @@ from transformer_xl.commands.summary import was_finished
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.parsing import nearest
 from transformer_xl.resuming import check_belongs, newest_checkpoint
 

@@ -13,7 +13,7 @@ from transformer_xl.commands.corpus_figures import SplitFigures
 from transformer_xl.config import Config
 from transformer_xl.data.building.cache import SIDECAR, token_file
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.model.clusters import kept_cutoffs
+from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.scores import MUCH_UNKNOWN
 
 _FAR_FROM_SORTED = 0.05

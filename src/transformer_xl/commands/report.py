@@ -22,7 +22,7 @@ from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
 from transformer_xl.inference.evaluation import evaluate
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
 from transformer_xl.training import names
 from transformer_xl.training.loggers import UPLOAD_WITH

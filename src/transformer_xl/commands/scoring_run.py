@@ -21,7 +21,7 @@ from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, 
 from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Input, Part, read_texts
 from transformer_xl.inference_config import ScoreConfig
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.training.signals import StopSignals
 
 _SEGMENT_LEN = 128

@@ -10,7 +10,7 @@ from transformer_xl.config import Config
 from transformer_xl.data.lanes import Dataset, split_evenly
 from transformer_xl.data.units import beside_scores
 from transformer_xl.devices import other_devices
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.plan import Plan
 
 

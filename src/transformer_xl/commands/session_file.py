@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.interop.native import read_safetensors, write_safetensors
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _FORMAT = "transformer_xl.session"
 _FORMAT_VERSION = "1"

@@ -12,7 +12,7 @@ from transformer_xl.commands.folders import slug
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model, may_be_on_hub
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.parsing import nearest, parse
 from transformer_xl.placement import Placed, place
 from transformer_xl.run_config import expanded, read_config

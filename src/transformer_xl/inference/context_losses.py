@@ -23,7 +23,7 @@ from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, Segment
 from transformer_xl.errors import UserError
 from transformer_xl.inference.evaluation import read_split
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 WINDOWS_AT_ONCE = 32
 """Lanes: enough to keep a device busy, and to lie all over a split."""

@@ -11,7 +11,7 @@ from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule, growing_texts, takes_unequal
 from transformer_xl.inference.text_ids import start_of_texts
 from transformer_xl.inference.text_writing import Growing, NumberWriter
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 class Continuation:

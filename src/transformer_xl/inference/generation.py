@@ -17,7 +17,7 @@ from transformer_xl.inference.continuation import Continuation, continued, first
 from transformer_xl.inference.drawing_rule import MOST_SEEDS, DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule
 from transformer_xl.inference.text_writing import Growing, NumberWriter, TextWriter
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model_checks import at_least, within
 from transformer_xl.parsing import parse
 

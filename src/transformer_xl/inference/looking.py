@@ -19,11 +19,11 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, lanes_that_fill_memory
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.errors import UserError
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.layers import Layer
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +135,9 @@ class _WeightSums:
         self._layer = 0
         self.predictions += int(chosen.sum())
 
-    def call(self, layer: Layer, *, visible: Visibility, **others: Any) -> Tensor:
+    def call(self, layer: Layer, *, mask: AttentionMask, **others: Any) -> Tensor:
         """Stand for `call_layer`."""
-        weight = layer.attention_weights(visible=visible, **others)
+        weight = layer.attention_weights(mask=mask, **others)
         queries, keys = weight.shape[-2:]
         place = torch.arange(keys, device=weight.device)
         # a key that comes later has no weight, and adds nothing to distance 0
@@ -146,10 +146,10 @@ class _WeightSums:
         self._weight[self._layer].index_add_(1, distance.flatten(), summed.flatten(1))
         self._memory[self._layer] += summed[..., : keys - queries].sum(dim=(1, 2))
         if self._layer == 0:
-            seen = self._sum_of_counted(visible.mask_BTS, self._counted)
+            seen = self._sum_of_counted(mask.visible_BTS, self._counted)
             self._seen.index_add_(0, distance.flatten(), seen.flatten())
         self._layer += 1
-        return layer(visible=visible, **others)
+        return layer(mask=mask, **others)
 
     @staticmethod
     def _sum_of_counted(by_lane: Tensor, counted: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.inference.looking import attending
-from transformer_xl.model.interface import LanguageModel, of_kind
+from transformer_xl.model.base import LanguageModel, of_kind
 from transformer_xl.model.layers import Layer
 from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.transformer import MemoryTransformer

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.streaming import stream
 from transformer_xl.model_checks import token_counts
 

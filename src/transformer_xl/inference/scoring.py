@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.errors import UserError
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.streaming import Stream, stream
 
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)

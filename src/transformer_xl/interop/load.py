@@ -12,7 +12,7 @@ from transformer_xl.hub import Repository
 from transformer_xl.interop import native, published, transformers_format
 from transformer_xl.interop.native import read_json, read_torch
 from transformer_xl.interop.vocabularies import FILES as VOCABULARIES
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
 _FORMER_NAMES = {"transfo-xl-wt103": "transfo-xl/transfo-xl-wt103"}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_checks import checked_model
 from transformer_xl.model_config import ModelConfig

@@ -14,7 +14,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.interop.native import Record, naming, with_weights
 from transformer_xl.interop.reference import Reference, read_config
 from transformer_xl.interop.vocabularies import make_vocabulary, require_size, symbols_of
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _NVIDIA = ("model_config", "model_state")
 _UNTOLD = ("pre_lnorm", "mem_len", "clamp_len", "same_length")

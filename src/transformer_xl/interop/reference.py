@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import UserError
-from transformer_xl.model.clusters import make_clusters
+from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.registry import make_model
 from transformer_xl.model_checks import checked_model
 from transformer_xl.model_config import TransformerXLConfig

@@ -21,7 +21,7 @@ from transformer_xl.interop.native import (
 )
 from transformer_xl.interop.reference import DERIVED, Reference, frequencies, read_config, write_config
 from transformer_xl.interop.vocabularies import read_vocabulary, write_vocabulary
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model_config import TransformerXLConfig
 
 MODEL_TYPE = "transfo-xl"

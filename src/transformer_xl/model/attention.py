@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from transformer_xl.model.blockwise_attention import blockwise_attention, suits_blockwise
+from transformer_xl.model.kernels.blockwise import blockwise_attention, use_blockwise
+from transformer_xl.model.kernels.sdpa import sdpa_attention
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import relative_shift
-from transformer_xl.model.sdpa_attention import sdpa_attention
-from transformer_xl.model.visibility import Visibility
 
 
 class RelativeAttention(Protocol):
@@ -30,7 +30,7 @@ class RelativeAttention(Protocol):
         position_RNH: Tensor,
         content_bias_NH: Tensor,
         position_bias_NH: Tensor,
-        visible: Visibility,
+        mask: AttentionMask,
         dropout: float,
     ) -> Tensor:
         """Attend; see `plain_attention`."""
@@ -44,7 +44,7 @@ def plain_attention(
     position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible: Visibility,
+    mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
     """Attend as the equation reads: ((q_i + u)·k_j + (q_i + v)·W_r r_{i-j}) / sqrt(H) (paper, section 3.3).
@@ -57,7 +57,7 @@ def plain_attention(
             which `relative_shift` pushes into the corner that causality hides.
         content_bias_NH: u, the global content bias.
         position_bias_NH: v, the global position bias.
-        visible: which keys a query sees; at least one.
+        mask: which keys a query sees; at least one.
         dropout: probability with which an attention weight is dropped.
 
     Returns:
@@ -69,7 +69,7 @@ def plain_attention(
         position_RNH=position_RNH,
         content_bias_NH=content_bias_NH,
         position_bias_NH=position_bias_NH,
-        visible=visible,
+        mask=mask,
     )
     weight_BNTS = torch.nn.functional.dropout(weight_BNTS, p=dropout)
     return torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
@@ -82,13 +82,13 @@ def relative_weights(
     position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible: Visibility,
+    mask: AttentionMask,
 ) -> Tensor:
     """Give what each key weighs to each query, (B, N, T, S); arguments as in `plain_attention`."""
     content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + content_bias_NH, key_BSNH)
     position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + position_bias_NH, position_RNH)
     score_BNTS = (content_BNTS + relative_shift(position_BNTR)) * query_BTNH.shape[-1] ** -0.5
-    weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+    weight_BNTS: Tensor = score_BNTS.masked_fill(~mask.visible_BTS[:, None], -torch.inf).softmax(dim=-1)
     return weight_BNTS
 
 
@@ -98,7 +98,7 @@ def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
     Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
     plain: no run on a GPU has been recorded that another could be chosen by.
     """
-    attend = blockwise_attention if suits_blockwise(query_BTNH) else plain_attention
+    attend = blockwise_attention if use_blockwise(query_BTNH) else plain_attention
     return attend(query_BTNH=query_BTNH, **others)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer_xl.model.clusters import Clusters
+from transformer_xl.model.embedding import Clusters
 from transformer_xl.model_config import RecurrentConfig, TransformerConfig
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.attention import RelativeAttention, relative_weights
-from transformer_xl.model.dropout import make_dropout
-from transformer_xl.model.linear import Linear
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.kernels.linear import Linear
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model_config import AlRfouConfig, ShawConfig, TransformerXLConfig, VaswaniConfig
 
 Encoding = Mapping[str, Tensor]
@@ -31,12 +30,12 @@ class Layer(Protocol):
         """Project layer inputs to keys and values (2, N, B, T, H)."""
 
     def __call__(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Run the layer over one segment: (B, T, D); see `DecoderLayer.forward`."""
 
     def attention_weights(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; see `DecoderLayer.forward`."""
 
@@ -48,13 +47,31 @@ class SelfAttention(Protocol):
     key_value: Linear
 
     def __call__(
-        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, **encoding: Tensor
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, **encoding: Tensor
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D)."""
 
     @property
     def weights(self) -> Callable[..., Tensor]:
         """The method that gives what each key weighs to each query, (B, N, T, S); it takes all of these but values."""
+
+
+class VariationalDropout(nn.Module):
+    """Drops the same features at every position of a lane's segment (Gal and Ghahramani, 2016)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Drop features of (B, T, D)."""
+        mask_B1D = functional.dropout(hidden_BTD.new_ones(hidden_BTD[:, :1].shape), self.p, training=self.training)
+        return hidden_BTD * mask_B1D
+
+
+def make_dropout(p: float, *, variational: bool) -> nn.Module:
+    """Make the dropout of hidden states (B, T, D)."""
+    return VariationalDropout(p) if variational else nn.Dropout(p)
 
 
 def heads_first(key_value_BTC: Tensor, *, n_head: int) -> Tensor:
@@ -85,7 +102,7 @@ class RelativeSelfAttention(nn.Module):
         hidden_BTD: Tensor,
         key_BSNH: Tensor,
         value_BSNH: Tensor,
-        visible: Visibility,
+        mask: AttentionMask,
         position_RNH: Tensor,
         content_bias_NH: Tensor,
         position_bias_NH: Tensor,
@@ -96,7 +113,7 @@ class RelativeSelfAttention(nn.Module):
             hidden_BTD: what queries are made of.
             key_BSNH: keys of memory and segment.
             value_BSNH: values of memory and segment.
-            visible: which keys each query sees.
+            mask: which keys each query sees.
             position_RNH: projected encodings of the distances S-1 ... 0, and of none; see `project_positions`.
             content_bias_NH: u.
             position_bias_NH: v.
@@ -108,16 +125,16 @@ class RelativeSelfAttention(nn.Module):
             position_RNH=position_RNH,
             content_bias_NH=content_bias_NH,
             position_bias_NH=position_bias_NH,
-            visible=visible,
+            mask=mask,
             dropout=self.dropatt if self.training else 0.0,
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
 
-    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, **encoding: Tensor) -> Tensor:
+    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, mask: AttentionMask, **encoding: Tensor) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
-        return relative_weights(query_BTNH=query_BTNH, key_BSNH=key_BSNH, visible=visible, **encoding)
+        return relative_weights(query_BTNH=query_BTNH, key_BSNH=key_BSNH, mask=mask, **encoding)
 
     def project_positions(self, sinusoid_SD: Tensor) -> Tensor:
         """Project encodings of distances, and add a row of zeros for no distance: (R, N, H)."""
@@ -160,14 +177,14 @@ class DecoderLayer(nn.Module):
         return heads_first(self.attention.key_value(normed_BTD), n_head=self.attention.n_head)
 
     def forward(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Run the layer over one segment: (B, T, D).
 
         Args:
             hidden_BTD: the layer's input.
             with_memory: gives keys and values of memory and segment for those of the segment.
-            visible: which keys each query sees.
+            mask: which keys each query sees.
             encoding: of positions, for the attention.
         """
         normed_BTD = self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
@@ -176,7 +193,7 @@ class DecoderLayer(nn.Module):
             hidden_BTD=normed_BTD,
             key_BSNH=key_NBSH.permute(1, 2, 0, 3),
             value_BSNH=value_NBSH.permute(1, 2, 0, 3),
-            visible=visible,
+            mask=mask,
             **encoding,
         )
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
@@ -188,13 +205,13 @@ class DecoderLayer(nn.Module):
         return hidden_BTD
 
     def attention_weights(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         normed_BTD = self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
         key_NBSH, _ = with_memory(self._key_value(normed_BTD)).unbind(0)
         key_BSNH = key_NBSH.permute(1, 2, 0, 3)
-        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, visible=visible, **encoding)
+        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, mask=mask, **encoding)
 
 
 def make_decoder_layer(

@@ -36,8 +36,17 @@ class Memory(ABC):
         """Give the memory of some lanes, as a copy of its own."""
 
     @abstractmethod
+    def detach(self) -> Self:
+        """Return the same memory, through which no gradient flows."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Give plain containers and tensors, for a checkpoint; `memory_from_state_dict` undoes it."""
+        """Return plain containers and tensors, `kind` among them, for a checkpoint."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the memory of which `state_dict` gave this."""
 
     @abstractmethod
     def without_nonfinite(self) -> Self:
@@ -94,6 +103,9 @@ class SlotMemory(Memory):
         """Give the same memory on another device."""
         return self.with_rows(self.rows.to(device), length_B=self.length_B.to(device))
 
+    def detach(self) -> Self:
+        return self.with_rows(self.rows.detach(), length_B=self.length_B)
+
     def lanes(self, lanes: slice) -> Self:
         """Give the memory of some lanes, as a copy of its own."""
         return self.with_rows(self.rows[:, lanes].clone(), length_B=self.length_B[lanes].clone())
@@ -101,6 +113,10 @@ class SlotMemory(Memory):
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint."""
         return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        return cls(**{name: value for name, value in state.items() if name != "kind"})
 
     def without_nonfinite(self) -> Self:
         """Give the same memory with length 0 for each lane that holds an infinity or NaN."""
@@ -159,6 +175,9 @@ class StateMemory(Memory):
         """Give the same memory on another device."""
         return replace(self, state_KLBD=self.state_KLBD.to(device))
 
+    def detach(self) -> StateMemory:
+        return replace(self, state_KLBD=self.state_KLBD.detach())
+
     def lanes(self, lanes: slice) -> StateMemory:
         """Give the memory of some lanes, as a copy of its own."""
         return replace(self, state_KLBD=self.state_KLBD[:, :, lanes].clone())
@@ -166,6 +185,10 @@ class StateMemory(Memory):
     def state_dict(self) -> dict[str, Any]:
         """Give plain containers and tensors, for a checkpoint."""
         return {"kind": self.kind, "state_KLBD": self.state_KLBD, "mem_len": self.mem_len}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> StateMemory:
+        return cls(state_KLBD=state["state_KLBD"], mem_len=state["mem_len"])
 
     def without_nonfinite(self) -> StateMemory:
         """Give the same memory with states of zeros for each lane that holds an infinity or NaN."""
@@ -181,10 +204,8 @@ class StateMemory(Memory):
 
 def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
     """Undo `Memory.state_dict`."""
-    kinds: dict[str, Any] = {cls.kind: cls for cls in (HiddenMemory, StateMemory)}
-    values = {name: value for name, value in state.items() if name != "kind"}
-    memory: Memory = kinds[state["kind"]](**values)
-    return memory
+    kinds: dict[str, type[Memory]] = {cls.kind: cls for cls in (HiddenMemory, StateMemory)}
+    return kinds[state["kind"]].from_state(state)
 
 
 def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:

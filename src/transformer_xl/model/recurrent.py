@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.flops import recurrent_step_flops
-from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
-from transformer_xl.model.initial import draw_weights
-from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
+from transformer_xl.model.init import init_weights
+from transformer_xl.model.layers import make_dropout
 from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
 from transformer_xl.model_config import RecurrentConfig
 
@@ -79,7 +79,7 @@ class RecurrentLayer(nn.Module):
         return output_BTD, torch.cat(after)
 
     @torch.no_grad()
-    def draw_weights(self) -> None:
+    def init_weights(self) -> None:
         """Draw matrices from U(-1, 1) / sqrt(D), torch's own choice; biases are 0, an LSTM's forget gates' 1.
 
         A matrix of that size neither blows up nor loses a state at once at any width, as N(0, init_std) would; an open
@@ -107,14 +107,14 @@ class RecurrentModel(LanguageModel):
         super().__init__()
         self.set_context(config, vocab_size=vocab_size)
         self.cell = CELLS[config.kind]
-        self.embedding = TokenEmbedding(self.clusters)
+        self.embedding = AdaptiveEmbedding(self.clusters)
         layers = [RecurrentLayer(self.cell, d_model=config.d_model) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
-        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
+        self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
-        draw_weights(self)
+        init_weights(self)
         for layer in layers:
-            layer.draw_weights()
+            layer.init_weights()
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
         """Give the memory of lanes that have read nothing: states of zeros."""
@@ -131,7 +131,7 @@ class RecurrentModel(LanguageModel):
         """Count the numbers that a memory holds for one lane; without one the state counts as none."""
         return self.cell.states * len(self.layers) * self.config.d_model if mem_len > 0 else 0
 
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> ModelOutput:
         """Read one segment; see `LanguageModel.forward`.
 
         Raises:
@@ -154,7 +154,7 @@ class RecurrentModel(LanguageModel):
         state_KLBD = torch.stack(after, dim=1)
         if memory.mem_len == 0:
             state_KLBD = torch.zeros_like(state_KLBD)
-        return Hidden(hidden_BTD, StateMemory(state_KLBD=state_KLBD, mem_len=memory.mem_len))
+        return ModelOutput(hidden_BTD, StateMemory(state_KLBD=state_KLBD, mem_len=memory.mem_len))
 
     def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
         """Give log-probabilities (B, T, V)."""

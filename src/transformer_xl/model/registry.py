@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.recurrent import CELLS, RecurrentModel
 from transformer_xl.model.segment_places import AlRfou, Vaswani
 from transformer_xl.model.shaw import Shaw

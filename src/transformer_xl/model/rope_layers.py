@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.content_attention import content_attention, content_weights
-from transformer_xl.model.dropout import make_dropout
-from transformer_xl.model.layers import Encoding, WithMemory, heads_first
-from transformer_xl.model.linear import Linear
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.kernels.linear import Linear
+from transformer_xl.model.layers import Encoding, WithMemory, heads_first, make_dropout
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model_config import RopeConfig
 
 
@@ -41,7 +40,7 @@ class RotarySelfAttention(nn.Module):
         hidden_BTD: Tensor,
         key_BSNH: Tensor,
         value_BSNH: Tensor,
-        visible: Visibility,
+        mask: AttentionMask,
         cos_SH: Tensor,
         sin_SH: Tensor,
     ) -> Tensor:
@@ -51,7 +50,7 @@ class RotarySelfAttention(nn.Module):
             hidden_BTD: what queries are made of.
             key_BSNH: keys of memory and segment, not turned.
             value_BSNH: values of memory and segment.
-            visible: which keys each query sees.
+            mask: which keys each query sees.
             cos_SH: cosines of each slot's angles.
             sin_SH: their sines.
         """
@@ -61,14 +60,14 @@ class RotarySelfAttention(nn.Module):
             query_BTNH=turn(query_BTNH, cos_SH[-segment_len:], sin_SH[-segment_len:]),
             key_BSNH=turn(key_BSNH, cos_SH, sin_SH),
             value_BSNH=value_BSNH,
-            visible=visible,
+            mask=mask,
             dropout=self.dropatt if self.training else 0.0,
         )
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
 
     def weights(
-        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, cos_SH: Tensor, sin_SH: Tensor
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, mask: AttentionMask, cos_SH: Tensor, sin_SH: Tensor
     ) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         segment_len = hidden_BTD.shape[1]
@@ -76,7 +75,7 @@ class RotarySelfAttention(nn.Module):
         return content_weights(
             query_BTNH=turn(query_BTNH, cos_SH[-segment_len:], sin_SH[-segment_len:]),
             key_BSNH=turn(key_BSNH, cos_SH, sin_SH),
-            visible=visible,
+            mask=mask,
         )
 
 
@@ -146,7 +145,7 @@ class RopeLayer(nn.Module):
         return heads_first(self.attention.key_value(normed_BTD), n_head=self.attention.n_head)
 
     def forward(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Run the layer over one segment; see `DecoderLayer.forward`."""
         normed_BTD = self.attention_norm(hidden_BTD)
@@ -155,7 +154,7 @@ class RopeLayer(nn.Module):
             hidden_BTD=normed_BTD,
             key_BSNH=key_NBSH.permute(1, 2, 0, 3),
             value_BSNH=value_NBSH.permute(1, 2, 0, 3),
-            visible=visible,
+            mask=mask,
             **encoding,
         )
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
@@ -163,10 +162,10 @@ class RopeLayer(nn.Module):
         return hidden_BTD + fed_BTD
 
     def attention_weights(
-        self, *, hidden_BTD: Tensor, with_memory: WithMemory, visible: Visibility, encoding: Encoding
+        self, *, hidden_BTD: Tensor, with_memory: WithMemory, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         normed_BTD = self.attention_norm(hidden_BTD)
         key_NBSH, _ = with_memory(self._key_value(normed_BTD)).unbind(0)
         key_BSNH = key_NBSH.permute(1, 2, 0, 3)
-        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, visible=visible, **encoding)
+        return self.attention.weights(hidden_BTD=normed_BTD, key_BSNH=key_BSNH, mask=mask, **encoding)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.flops import LayerProducts
+from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.layers import Encoding, make_decoder_layer
-from transformer_xl.model.linear import Linear
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model.visibility import Visibility
 from transformer_xl.model_config import ShawConfig
 
 
@@ -51,7 +51,7 @@ class ShawSelfAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(n_head, d_head))
 
     def forward(
-        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, distance_S: Tensor
+        self, *, hidden_BTD: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, distance_S: Tensor
     ) -> Tensor:
         """Attend from the segment to memory and segment: (B, T, D).
 
@@ -59,16 +59,16 @@ class ShawSelfAttention(nn.Module):
             hidden_BTD: what queries are made of.
             key_BSNH: keys of memory and segment.
             value_BSNH: values of memory and segment.
-            visible: which keys each query sees.
+            mask: which keys each query sees.
             distance_S: which encodings the distances S-1 ... 0 have.
         """
-        weight_BNTS = self.weights(hidden_BTD=hidden_BTD, key_BSNH=key_BSNH, visible=visible, distance_S=distance_S)
+        weight_BNTS = self.weights(hidden_BTD=hidden_BTD, key_BSNH=key_BSNH, mask=mask, distance_S=distance_S)
         weight_BNTS = functional.dropout(weight_BNTS, p=self.dropatt, training=self.training)
         attended_BTNH = torch.einsum("bnts,bsnh->btnh", weight_BNTS, value_BSNH)
         attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
         return attended_BTD
 
-    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, visible: Visibility, distance_S: Tensor) -> Tensor:
+    def weights(self, *, hidden_BTD: Tensor, key_BSNH: Tensor, mask: AttentionMask, distance_S: Tensor) -> Tensor:
         """Give what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         query_BTNH = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
         content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + self.content_bias, key_BSNH)
@@ -76,7 +76,7 @@ class ShawSelfAttention(nn.Module):
         padded_R = functional.pad(distance_S, (0, 1))
         position_BNTS = relative_shift(self.distance_embedding(query_BTNH, padded_R))
         score_BNTS = (content_BNTS + position_BNTS) * query_BTNH.shape[-1] ** -0.5
-        weight_BNTS: Tensor = score_BNTS.masked_fill(~visible.mask_BTS[:, None], -torch.inf).softmax(dim=-1)
+        weight_BNTS: Tensor = score_BNTS.masked_fill(~mask.visible_BTS[:, None], -torch.inf).softmax(dim=-1)
         return weight_BNTS
 
 
@@ -106,6 +106,6 @@ class Shaw(MemoryTransformer):
         distance_S = descending_distances(keys=slots + segment_len, clamp_len=clamp_len, device=like.device)
         return [{"distance_S": distance_S}] * len(self.layers)
 
-    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+    def newest_encoding(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give the distances keys-1 ... 0."""
         return {"distance_S": encoding["distance_S"][-keys:]}

@@ -3,7 +3,8 @@
 A model's memory holds layer inputs, whose keys and values every segment computes anew, as training must: weights have
 changed since. Here they are computed once, so that a token costs its own projections and not those of its memory.
 
-Letters: B lanes, T tokens, D width, V vocabulary, L layers, M memory slots, S = M + T keys.
+Letters: B lanes, T tokens, D width, V vocabulary, L layers, M memory slots, S = M + T keys, N heads, H head width,
+C room for tokens, K kept tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.model.interface import Hidden, LanguageModel, check_lanes, of_kind
-from transformer_xl.model.key_values import KeyValueBuffer
+from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.mask import attention_mask
 from transformer_xl.model.memory import (
     HiddenMemory,
     Memory,
@@ -28,7 +29,53 @@ from transformer_xl.model.memory import (
     memory_from_state_dict,
 )
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model.visibility import visible_keys
+
+
+class KVCache:
+    """Keys and values of one layer, newest last, in memory with room for more.
+
+    New ones are written behind the others, and all are read where they lie. When the room is used up, those that are
+    still wanted move to the front, or to a larger place if that would leave less room than half of what they take: a
+    text costs a few copies of each token, however long it is, and a short one no more memory than its own.
+    """
+
+    def __init__(self) -> None:
+        self._buffer_2NBCH = torch.empty(0)
+        self._end = 0
+
+    def append(self, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
+        """Write keys and values of new tokens; give them with the `keep` before them, (2, N, B, K + T, H), a view.
+
+        Nothing before these is read again.
+        """
+        tokens = key_value_2NBTH.shape[3]
+        if self._buffer_2NBCH.dim() == 1 or self._end + tokens > self._buffer_2NBCH.shape[3]:
+            self._make_room(key_value_2NBTH, keep=keep)
+        start, self._end = self._end, self._end + tokens
+        self._buffer_2NBCH[:, :, :, start : self._end] = key_value_2NBTH
+        return self.newest(keep + tokens)
+
+    def newest(self, count: int) -> Tensor:
+        """Give the last `count` keys and values (2, N, B, K, H), a view."""
+        return self._buffer_2NBCH[:, :, :, self._end - count : self._end]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._end = 0
+
+    def _make_room(self, like_2NBTH: Tensor, *, keep: int) -> None:
+        *outer, tokens, width = like_2NBTH.shape
+        wanted = keep + tokens + max(tokens, keep // 2)
+        kept_2NBKH = self.newest(keep) if keep else None
+        if self._buffer_2NBCH.dim() == 1 or self._buffer_2NBCH.shape[3] < wanted:
+            # a normal tensor even in inference mode, so that it can be written to after it as well
+            with torch.inference_mode(False):
+                self._buffer_2NBCH = like_2NBTH.new_empty(*outer, wanted, width)
+        elif kept_2NBKH is not None and self._end < 2 * keep:
+            kept_2NBKH = kept_2NBKH.clone()  # old place and new one overlap
+        if kept_2NBKH is not None:
+            self._buffer_2NBCH[:, :, :, :keep] = kept_2NBKH
+        self._end = keep
 
 
 class Stream(ABC):
@@ -166,7 +213,7 @@ class MemoryStream(Stream):
             for lane in self._forgotten:
                 resets_BT[lane, 0].fill_(True)
             self._forgotten.clear()
-        hidden: Hidden = self._model(tokens_BT, self._memory, resets_BT)
+        hidden: ModelOutput = self._model(tokens_BT, self._memory, resets_BT)
         self._memory = hidden.memory
         return hidden.hidden_BTD
 
@@ -183,7 +230,7 @@ class KeyValueStream(Stream):
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
         self._reader: MemoryTransformer | None = None
         self._fixed_shapes = fixed_shapes
-        self._layers = [KeyValueBuffer() for _ in model.layers]
+        self._layers = [KVCache() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
         self._encoded = 0
         self._newest_encodings: tuple[int, Sequence[Encoding]] = 0, ()
@@ -226,7 +273,7 @@ class KeyValueStream(Stream):
             if slots:
                 buffer.append(state[name].to(device), keep=0)
 
-    def _named_layers(self) -> list[tuple[str, KeyValueBuffer]]:
+    def _named_layers(self) -> list[tuple[str, KVCache]]:
         return [(f"layers.{number}", buffer) for number, buffer in enumerate(self._layers)]
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
@@ -237,7 +284,7 @@ class KeyValueStream(Stream):
             self._fill_slots(embedded_BTD[:, :1])
         # the first query is one of the `mem_len` keys that it sees
         slots = min(self._slots, self.mem_len - 1) if model.same_length else self._slots
-        visible = visible_keys(
+        mask = attention_mask(
             length_B=self._length_B,
             slots=slots,
             segment_len=segment_len,
@@ -250,11 +297,11 @@ class KeyValueStream(Stream):
             return partial(self._layers[index].append, keep=slots)
 
         if self._reader is None:  # not before the first piece: until then a model may be in training mode
-            self._reader = model.with_layers_for_reading()
+            self._reader = model.with_prepacked_layers()
         hidden_BTD, _ = self._reader.run_layers(
             embedded_BTD,
             with_memory=with_memory,
-            visible=visible,
+            mask=mask,
             encodings=self._encodings_of(slots=slots, segment_len=segment_len, like=embedded_BTD),
         )
         self._slots = min(slots + segment_len, self.mem_len)
@@ -280,10 +327,10 @@ class KeyValueStream(Stream):
         keys = slots + segment_len
         if keys > self._encoded:
             self._encoded = min(keys + keys // 2, self.mem_len + 2 * segment_len)
-            self._encodings = self._model.kept_encodings(keys=self._encoded, like=like)
+            self._encodings = self._model.cached_encodings(keys=self._encoded, like=like)
             self._newest_encodings = 0, ()
         if keys != self._newest_encodings[0]:
-            newest = [self._model.encoding_of_newest(encoding, keys=keys) for encoding in self._encodings]
+            newest = [self._model.newest_encoding(encoding, keys=keys) for encoding in self._encodings]
             self._newest_encodings = keys, newest
         return self._newest_encodings[1]
 

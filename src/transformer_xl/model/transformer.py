@@ -14,15 +14,14 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.dropout import make_dropout
+from transformer_xl.model.base import AttentionWeights, LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.flops import LayerProducts, step_flops
-from transformer_xl.model.heads import TokenEmbedding, TokenSoftmax
-from transformer_xl.model.initial import draw_weights
-from transformer_xl.model.interface import AttentionWeights, Hidden, LanguageModel, check_lanes, of_kind
-from transformer_xl.model.layers import Encoding, Layer, WithMemory
-from transformer_xl.model.linear import for_reading
+from transformer_xl.model.init import init_weights
+from transformer_xl.model.kernels.linear import prepack
+from transformer_xl.model.layers import Encoding, Layer, WithMemory, make_dropout
+from transformer_xl.model.mask import AttentionMask, attention_mask
 from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
-from transformer_xl.model.visibility import Visibility, visible_keys
 from transformer_xl.model_config import TransformerConfig
 
 
@@ -34,7 +33,7 @@ class LayerRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BehindMemory:
+class ConcatMemory:
     """Puts a segment's keys and values behind those that a layer makes of its inputs of earlier segments."""
 
     layer: Layer
@@ -69,12 +68,12 @@ class MemoryTransformer(LanguageModel):
         super().__init__()
         self.set_context(config, vocab_size=vocab_size)
         self._call_layer: Callable[..., Tensor] = call_layer
-        self.embedding = TokenEmbedding(self.clusters)
-        self.softmax = TokenSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
+        self.embedding = AdaptiveEmbedding(self.clusters)
+        self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
         self.make_positions()
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
-        draw_weights(self)
+        init_weights(self)
 
     @abstractmethod
     def make_layer(self) -> nn.Module:
@@ -106,11 +105,11 @@ class MemoryTransformer(LanguageModel):
             like: a tensor of the device and dtype to use.
         """
 
-    def kept_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+    def cached_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
         """Give each layer's encoding for so many keys of memory and segment, in the order that is read fastest."""
         return self.encodings(segment_len=1, slots=keys - 1, like=like)
 
-    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+    def newest_encoding(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give a layer's encoding for fewer keys than it was made for, as views."""
         return encoding
 
@@ -136,7 +135,7 @@ class MemoryTransformer(LanguageModel):
         """Count the numbers that a full memory holds for one lane."""
         return len(self.layers) * mem_len * self.config.d_model
 
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> ModelOutput:
         """Read one segment; see `LanguageModel.forward`.
 
         Raises:
@@ -147,7 +146,7 @@ class MemoryTransformer(LanguageModel):
         segment_len, slots = tokens_BT.shape[1], memory.rows.shape[2]
         self.check_context(segment_len=segment_len, mem_len=memory.mem_len)
         memory = memory.zeroed()
-        visible = visible_keys(
+        mask = attention_mask(
             length_B=memory.length_B,
             slots=slots,
             segment_len=segment_len,
@@ -158,21 +157,19 @@ class MemoryTransformer(LanguageModel):
         embedded_BTD = self.embed(tokens_BT)
 
         def with_memory(index: int, layer: Layer) -> WithMemory:
-            return BehindMemory(layer, memory.rows[index].to(embedded_BTD.dtype))
+            return ConcatMemory(layer, memory.rows[index].to(embedded_BTD.dtype))
 
         encodings = self.encodings(segment_len=segment_len, slots=slots, like=embedded_BTD)
-        hidden_BTD, inputs_LBTD = self.run_layers(
-            embedded_BTD, with_memory=with_memory, visible=visible, encodings=encodings
-        )
+        hidden_BTD, inputs_LBTD = self.run_layers(embedded_BTD, with_memory=with_memory, mask=mask, encodings=encodings)
         after = next_memory(memory=memory, rows_LBTD=inputs_LBTD, resets_BT=resets_BT, segment_len=segment_len)
-        return Hidden(hidden_BTD, after)
+        return ModelOutput(hidden_BTD, after)
 
     def run_layers(
         self,
         hidden_BTD: Tensor,
         *,
         with_memory: Callable[[int, Layer], WithMemory],
-        visible: Visibility,
+        mask: AttentionMask,
         encodings: Sequence[Encoding],
     ) -> LayerRun:
         """Run all layers over one segment.
@@ -180,7 +177,7 @@ class MemoryTransformer(LanguageModel):
         Args:
             hidden_BTD: what `embed` gave.
             with_memory: for a layer's number and itself, gives what puts memory's keys and values before its own.
-            visible: which keys each query sees.
+            mask: which keys each query sees.
             encodings: of positions, for each layer.
         """
         inputs_LBTD = []
@@ -191,7 +188,7 @@ class MemoryTransformer(LanguageModel):
                 layer,
                 hidden_BTD=hidden_BTD,
                 with_memory=with_memory(index, layer),
-                visible=visible,
+                mask=mask,
                 encoding=encodings[index],
             )
         return LayerRun(self.dropout(self.last_hidden(hidden_BTD)), inputs_LBTD)
@@ -202,10 +199,10 @@ class MemoryTransformer(LanguageModel):
         twin._call_layer = call
         return twin
 
-    def with_layers_for_reading(self) -> Self:
-        """Give the same model, its parameters shared, with layers for few tokens at a time; see `for_reading`."""
+    def with_prepacked_layers(self) -> Self:
+        """Give the same model, its parameters shared, with layers for few tokens at a time; see `prepack`."""
         twin = copy.copy(self)
-        twin._modules = {**self._modules, "layers": nn.ModuleList(for_reading(layer) for layer in self.layers)}
+        twin._modules = {**self._modules, "layers": nn.ModuleList(prepack(layer) for layer in self.layers)}
         return twin
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:

@@ -62,6 +62,6 @@ class TransformerRope(MemoryTransformer):
         angle_SH = torch.outer(slot_S, self.config.rope_base**-exponent).repeat(1, 2)
         return [{"cos_SH": angle_SH.cos(), "sin_SH": angle_SH.sin()}] * self.config.n_layer
 
-    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+    def newest_encoding(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give the angles of the slots 0 ... keys-1: only their distances matter."""
         return {name: angle_SH[:keys] for name, angle_SH in encoding.items()}

@@ -64,15 +64,15 @@ class TransformerXL(MemoryTransformer):
             for pair, attention in zip(pairs, self._attentions, strict=True)
         ]
 
-    def kept_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+    def cached_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
         """Give each layer's encoding for so many keys; a head's positions lie behind one another."""
-        encodings = super().kept_encodings(keys=keys, like=like)
+        encodings = super().cached_encodings(keys=keys, like=like)
         return [
             {**encoding, "position_RNH": encoding["position_RNH"].transpose(0, 1).contiguous().transpose(0, 1)}
             for encoding in encodings
         ]
 
-    def encoding_of_newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+    def newest_encoding(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Give the encoding of the distances keys-1 ... 0, and of none."""
         position_RNH = encoding["position_RNH"][-keys - 1 :]
         if position_RNH.dtype != torch.float32:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import split_evenly
-from transformer_xl.model.interface import LanguageModel, TokenLosses
+from transformer_xl.model.base import LanguageModel, TokenLosses
 from transformer_xl.model.memory import Memory, join_lanes
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score

@@ -15,7 +15,7 @@ from steps import Evaluation, Generation, Text, Training, autocast
 from torch import Tensor
 
 from transformer_xl.freed_memory import keep_freed_memory
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.model_config import parse_model

@@ -14,7 +14,7 @@ from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import AnyDataConfig, RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.init_from import fitting
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _SEED_WITHOUT_A_RUN = 1
 """Of synthetic data: `conf/train.yaml`'s."""

@@ -25,7 +25,7 @@ from transformer_xl.inference.reach import reach as measured_reach
 from transformer_xl.inference.relative_context import check_contexts
 from transformer_xl.inference.relative_context import relative_context as compared_contexts
 from transformer_xl.inference_config import ReadingConfig
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 _SHORT = 12
 """Layers whose numbers are printed in full."""

@@ -14,7 +14,7 @@ from transformer_xl.data.lanes import lanes_that_fill_memory
 from transformer_xl.data_config import DataConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ReadingConfig
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 LISTED = ("segment_len", "mem_len", "clamp_len", "same_length")
 """Settings of which a list may be given."""

@@ -12,7 +12,7 @@ from transformer_xl.inference.drawing import seed_of_text
 from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule, takes_unequal
 from transformer_xl.inference.text_writing import Ending, Growing
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import first_tokens
 from transformer_xl.inference.generation import checked_ids
 from transformer_xl.inference.text_writing import NumberWriter, TextWriter, Writer
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 class Codec(ABC):

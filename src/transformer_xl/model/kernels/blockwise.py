@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.reading_attention import reading_attention
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.kernels.forward_attention import forward_attention
+from transformer_xl.model.mask import AttentionMask
 
 SCORES_AT_ONCE = 1 << 20
 """Scores of a block: few enough to stay in a processor's cache, many enough for large products."""
@@ -41,7 +41,7 @@ def blockwise_attention(
     position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible: Visibility,
+    mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
     """Attend; see `plain_attention`, whose arguments and result these are.
@@ -49,32 +49,32 @@ def blockwise_attention(
     Keys and values that lie in memory as (N, B, S, H) are not copied.
     """
     if dropout == 0 and not torch.is_grad_enabled():
-        return reading_attention(
+        return forward_attention(
             query_BTNH=query_BTNH,
             key_BSNH=key_BSNH,
             value_BSNH=value_BSNH,
             position_RNH=position_RNH,
             content_bias_NH=content_bias_NH,
             position_bias_NH=position_bias_NH,
-            visible=visible,
+            mask=mask,
         )
     attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        visible, dropout, query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH
+        mask, dropout, query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH
     )
     return attended_BTNH
 
 
 def blockwise_content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, visible: Visibility, dropout: float
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
 ) -> Tensor:
     """Attend by contents alone, a_ij = q_i·k_j / sqrt(H); see `content_attention`."""
     attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        visible, dropout, query_BTNH, key_BSNH, value_BSNH
+        mask, dropout, query_BTNH, key_BSNH, value_BSNH
     )
     return attended_BTNH
 
 
-def suits_blockwise(query_BTNH: Tensor) -> bool:
+def use_blockwise(query_BTNH: Tensor) -> bool:
     """Say whether to attend blockwise: on a CPU, but not in a layer that is compiled."""
     return query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -138,11 +138,11 @@ class _Scratch:
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, visible: Visibility, dropout: float, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, mask: AttentionMask, dropout: float, *given: Tensor) -> Tensor:
         with torch.autocast(given[0].device.type, enabled=False):
-            attended_BTNH, kept = _attend(_operands(*given), visible, dropout=dropout)
+            attended_BTNH, kept = _attend(_operands(*given), mask, dropout=dropout)
         ctx.save_for_backward(*given, attended_BTNH, *kept)
-        ctx.visible, ctx.dropout, ctx.number_given = visible, dropout, len(given)
+        ctx.mask, ctx.dropout, ctx.number_given = mask, dropout, len(given)
         return attended_BTNH
 
     @staticmethod
@@ -151,7 +151,7 @@ class _Blockwise(torch.autograd.Function):
         given, (attended_BTNH, *kept) = ctx.saved_tensors[: ctx.number_given], ctx.saved_tensors[ctx.number_given :]
         with torch.autocast(grad_BTNH.device.type, enabled=False):
             gradients = _gradients(
-                _operands(*given), ctx.visible, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout
+                _operands(*given), ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout
             )
         return (None, None, *gradients)
 
@@ -185,13 +185,13 @@ def _heads_first(tensor_BSNH: Tensor) -> Tensor:
     return tensor_NBSH if row_stride == width and in_a_row else tensor_NBSH.contiguous()
 
 
-def _attend(operands: _Operands, visible: Visibility, *, dropout: float) -> tuple[Tensor, list[Tensor]]:
+def _attend(operands: _Operands, mask: AttentionMask, *, dropout: float) -> tuple[Tensor, list[Tensor]]:
     """Give what queries attend to, and for each block which weights dropout kept."""
     heads, lanes, queries, _ = operands.query_NBTH.shape
     attended_NBTH = operands.value_NBSH.new_empty(heads, lanes, queries, operands.value_NBSH.shape[-1])
     weights, distances = _Scratch(attended_NBTH), _Scratch(attended_NBTH)
     kept: list[Tensor] = []
-    for block in _blocks(operands, visible):
+    for block in _blocks(operands, mask):
         weight_pts = _weights(operands, block, weights, distances)
         if dropout > 0:
             kept.append(torch.empty_like(weight_pts, dtype=torch.bool).bernoulli_(1 - dropout))
@@ -204,7 +204,7 @@ def _attend(operands: _Operands, visible: Visibility, *, dropout: float) -> tupl
 
 def _gradients(
     operands: _Operands,
-    visible: Visibility,
+    mask: AttentionMask,
     grad_BTNH: Tensor,
     attended_BTNH: Tensor,
     *,
@@ -227,7 +227,7 @@ def _gradients(
     if dropout > 0:
         grad_NBTH = grad_NBTH / (1 - dropout)
     weights, distances, scores, dropped = (_Scratch(grad_NBTH) for _ in range(4))
-    for number, block in enumerate(_blocks(operands, visible)):
+    for number, block in enumerate(_blocks(operands, mask)):
         weight_pts = _weights(operands, block, weights, distances)
         grad_ptH = block.of_queries(grad_NBTH)
         score_pts = scores(*weight_pts.shape)
@@ -261,9 +261,9 @@ def _gradients(
     )
 
 
-def _blocks(operands: _Operands, visible: Visibility) -> Iterator[_Block]:
+def _blocks(operands: _Operands, mask: AttentionMask) -> Iterator[_Block]:
     heads, lanes, queries, _ = operands.query_NBTH.shape
-    for query_block in visible.blocks:
+    for query_block in mask.blocks:
         rows, keys = query_block.queries, query_block.keys
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
         heads_at_once = max(1, min(heads, SCORES_AT_ONCE // (scores * lanes)))

@@ -8,17 +8,37 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from transformer_xl.model.clusters import Clusters, make_clusters
-from transformer_xl.model.heads import TokenEmbedding
+from transformer_xl.model.embedding import AdaptiveEmbedding, Clusters, make_clusters
 from transformer_xl.model.memory import Memory, MemoryType
 from transformer_xl.model_config import ModelConfig
 
 
-class Hidden(NamedTuple):
+@dataclass(frozen=True)
+class Context:
+    """How a text is read, whatever the model was trained with.
+
+    Attributes:
+        segment_len: tokens of a segment, T.
+        mem_len: how many tokens from before a segment are kept; None: the model's own.
+        clamp_len: distances above it count as it; None: no limit.
+        same_length: whether each query sees the same number of keys.
+        stride: None: memory goes from segment to segment; else windows of `segment_len` tokens without memory, each so
+            many tokens after the one before.
+    """
+
+    segment_len: int
+    mem_len: int | None
+    clamp_len: int | None
+    same_length: bool
+    stride: int | None = None
+
+
+class ModelOutput(NamedTuple):
     """Last hidden states and the memory after the segment."""
 
     hidden_BTD: Tensor
@@ -69,7 +89,7 @@ class LanguageModel(nn.Module, ABC):
     config: ModelConfig
     vocab_size: int
     clusters: Clusters
-    embedding: TokenEmbedding
+    embedding: AdaptiveEmbedding
     mem_len: int
     clamp_len: int | None
     same_length: bool
@@ -96,7 +116,7 @@ class LanguageModel(nn.Module, ABC):
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
 
     @abstractmethod
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> Hidden:
+    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> ModelOutput:
         """Read one segment.
 
         Args:

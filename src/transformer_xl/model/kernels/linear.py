@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from transformer_xl.model import onednn
+from transformer_xl.model.kernels import onednn
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -31,9 +31,9 @@ class Linear(nn.Linear):
 
 def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Give (..., O) for (..., I), as `functional.linear` does, faster for many rows and for one."""
-    if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and onednn.is_plain(input, weight_OI):
-        return _of_one_row(input, weight_OI, bias_O)
-    if onednn.suits_onednn(input, weight_OI):
+    if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and onednn.is_float32_cpu(input, weight_OI):
+        return _gemv(input, weight_OI, bias_O)
+    if onednn.use_onednn(input, weight_OI):
         output: Tensor = _LargeLinear.apply(input, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return output
     return functional.linear(input, weight_OI, bias_O)
@@ -61,7 +61,7 @@ class _LargeLinear(torch.autograd.Function):
         )
 
 
-def _of_one_row(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def _gemv(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """Share a weight's rows out to all cores: libraries give one row of the left factor to one core."""
     outputs = len(weight_OI)
     rest = outputs % _PIECES
@@ -76,7 +76,7 @@ def _of_one_row(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tens
     return output_O.view(*input.shape[:-1], outputs)
 
 
-class _LaidOutLinear(nn.Module):
+class PackedLinear(nn.Module):
     """A linear layer whose weight, as it is when few rows are first read, is laid out for them."""
 
     def __init__(self, linear: Linear) -> None:
@@ -85,9 +85,9 @@ class _LaidOutLinear(nn.Module):
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LaidOutLinear:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         """Give a layer of copied weights, which lays them out for itself: what is laid out cannot be copied."""
-        return _LaidOutLinear(copy.deepcopy(self._linear, memo))
+        return PackedLinear(copy.deepcopy(self._linear, memo))
 
     def forward(self, input: Tensor) -> Tensor:
         """Give (..., O) for (..., I)."""
@@ -96,17 +96,17 @@ class _LaidOutLinear(nn.Module):
         dtype = torch.get_autocast_dtype("cpu") if is_cast else linear.weight.dtype
         rows = input.numel() // linear.in_features
         fewest = 2 if dtype == torch.float32 else 1  # what `Linear` does with a single row is no slower
-        if not fewest <= rows < onednn.FEW_ROWS or not onednn.can_be_laid_out(linear.weight, dtype):
+        if not fewest <= rows < onednn.FEW_ROWS or not onednn.can_be_packed(linear.weight, dtype):
             output: Tensor = linear(input)
             return output
         if self._weight is None or self._weight.dtype != dtype:
-            self._weight = onednn.laid_out(linear.weight.detach().to(dtype), rows=rows)
+            self._weight = onednn.pack_weight(linear.weight.detach().to(dtype), rows=rows)
             self._bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         input_RI = functional.pad(input.reshape(rows, -1).to(dtype), (0, 0, 0, onednn.rows_to_add(rows)))
         return onednn.linear(input_RI, self._weight, self._bias)[:rows].view(*input.shape[:-1], -1)
 
 
-def for_reading(module: M) -> M:
+def prepack(module: M) -> M:
     """Give a module for reading alone, under weights and in a mode that stay as they are: its parameters are shared.
 
     Where a linear layer of it reads few rows at a time, a copy of its weight is kept in the order that they read
@@ -114,7 +114,7 @@ def for_reading(module: M) -> M:
     """
     twin = copy.copy(module)
     twin._modules = {
-        name: _LaidOutLinear(child) if isinstance(child, Linear) else child and for_reading(child)
+        name: PackedLinear(child) if isinstance(child, Linear) else child and prepack(child)
         for name, child in module._modules.items()
     }
     return twin

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from transformer_xl.model.interface import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 @torch.no_grad()
-def draw_weights(model: LanguageModel) -> None:
+def init_weights(model: LanguageModel) -> None:
     """Draw from torch's global generator: N(0, init_std), layer-norm gains N(1, init_std), biases 0.
 
     Projections of an adaptive vocabulary are N(0, proj_init_std); u and v, which are biases by name only, are weights.

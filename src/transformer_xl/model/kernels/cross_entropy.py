@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model import onednn
+from transformer_xl.model.kernels import onednn
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -201,7 +201,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> None:
-    if onednn.suits_onednn(hidden_rD, table_cD):
+    if onednn.use_onednn(hidden_rD, table_cD):
         onednn.write_wide_linear(target_rc, hidden_rD, table_cD, bias_c)
     elif target_rc.is_contiguous() and target_rc.dtype == hidden_rD.dtype:
         torch.addmm(bias_c, hidden_rD, table_cD.t(), out=target_rc)
@@ -212,7 +212,7 @@ def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c
 def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
     if adds:
         target += left @ right
-    elif target.dtype == left.dtype and len(left) > len(right) and onednn.suits_onednn(left, right.t()):
+    elif target.dtype == left.dtype and len(left) > len(right) and onednn.use_onednn(left, right.t()):
         onednn.write_tall_product(target, left, right)
     elif target.dtype == left.dtype:
         torch.mm(left, right, out=target)

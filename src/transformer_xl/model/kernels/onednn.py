@@ -41,12 +41,12 @@ def suits_onednn(left: Tensor, right: Tensor) -> bool:
 
     Leading dimensions of `left` count as rows.
     """
-    return left.numel() * right.shape[0] >= _WORTH_A_CALL and takes(left, right)
+    return left.numel() * right.shape[0] >= _WORTH_A_CALL and supports(left, right)
 
 
-def takes(*tensors: Tensor) -> bool:
+def supports(*tensors: Tensor) -> bool:
     """Say whether products of these in float32 can be done here."""
-    return _ON_X86 and bool(torch.backends.mkldnn.enabled) and is_plain(*tensors)
+    return _ON_X86 and bool(torch.backends.mkldnn.enabled) and is_float32_cpu(*tensors)
 
 
 def linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -54,7 +54,7 @@ def linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 
     Args:
         input_RI: float32, or the weight's type.
-        weight_OI: as it is, or as `laid_out` gives it.
+        weight_OI: as it is, or as `pack_weight` gives it.
         bias_O: of the weight's type.
     """
     # an input that does not lie row behind row would be read a number at a time
@@ -87,20 +87,20 @@ def rows_to_add(rows: int) -> int:
     return -rows % _ROWS_ROUNDED_TO if rows > _ROWS_ROUNDED_TO else 0
 
 
-def can_be_laid_out(weight_OI: Tensor, dtype: torch.dtype) -> bool:
-    """Say whether products of few rows with a weight in that type gain from `laid_out`."""
+def can_be_packed(weight_OI: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether products of few rows with a weight in that type gain from `pack_weight`."""
     in_type = (dtype == torch.float32 and _ON_X86) or (dtype == torch.bfloat16 and _IN_BFLOAT16)
     in_use = bool(torch.backends.mkldnn.enabled) and not torch.compiler.is_compiling()
     return in_type and in_use and weight_OI.device.type == "cpu" and weight_OI.numel() >= _WORTH_A_LAYOUT
 
 
-def laid_out(weight_OI: Tensor, *, rows: int) -> Tensor:
+def pack_weight(weight_OI: Tensor, *, rows: int) -> Tensor:
     """Give a copy of a weight for `linear`, in the order in which so many rows, or about as many, read it fastest."""
     packed: Tensor = _REORDER(weight_OI, rows)
     return packed
 
 
-def is_plain(*tensors: Tensor) -> bool:
+def is_float32_cpu(*tensors: Tensor) -> bool:
     """Say whether products of these are computed in float32 on a CPU, and not in code that is compiled."""
     of_type = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
     return of_type and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()

@@ -37,14 +37,14 @@ class QueryBlock(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Visibility:
+class AttentionMask:
     """Which keys each query sees: itself always, never a later one.
 
     Attributes:
-        mask_BTS: True where it does.
+        visible_BTS: True where it does.
     """
 
-    mask_BTS: Tensor
+    visible_BTS: Tensor
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
@@ -53,13 +53,13 @@ class Visibility:
         On a CPU the mask is read, so that no product is made of keys that nobody sees; elsewhere the host would have to
         wait for the device, and only causality is made use of.
         """
-        _, queries, keys = self.mask_BTS.shape
+        _, queries, keys = self.visible_BTS.shape
         count = math.ceil(queries / QUERIES_AT_ONCE)
         edges = [round(queries * block / count) for block in range(count + 1)]
         return tuple(self._block(slice(start, stop), end=keys - queries + stop) for start, stop in pairwise(edges))
 
     def _block(self, queries: slice, *, end: int) -> QueryBlock:
-        mask_BtS = self.mask_BTS[:, queries, :end]
+        mask_BtS = self.visible_BTS[:, queries, :end]
         if mask_BtS.device.type != "cpu":
             return QueryBlock(queries, slice(0, end), ((slice(0, end), ~mask_BtS),))
         seen_S, seen_by_all_S = mask_BtS.any(dim=(0, 1)), mask_BtS.all(dim=(0, 1))
@@ -79,7 +79,7 @@ def _first_true(flags_S: Tensor, *, start: int) -> int:
     return start + int(found[0]) if len(found) else len(flags_S)
 
 
-def visible_keys(
+def attention_mask(
     *,
     length_B: Tensor,
     slots: int,
@@ -87,7 +87,7 @@ def visible_keys(
     mem_len: int,
     same_length: bool,
     resets_BT: Tensor | None,
-) -> Visibility:
+) -> AttentionMask:
     """Say for each query of the segment which keys of memory and segment it sees; itself always.
 
     Args:
@@ -110,4 +110,4 @@ def visible_keys(
         document_BT = resets_BT.cumsum(dim=1)
         document_BS = torch.nn.functional.pad(document_BT, (slots, 0))
         visible_BTS = visible_BTS & (document_BT[:, :, None] == document_BS[:, None, :])
-    return Visibility(visible_BTS)
+    return AttentionMask(visible_BTS)

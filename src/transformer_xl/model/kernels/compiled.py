@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.model.interface import TokenLosses, of_kind
+from transformer_xl.model.base import TokenLosses, of_kind
 from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.transformer import MemoryTransformer, call_layer
 

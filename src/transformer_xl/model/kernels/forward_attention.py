@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from transformer_xl.model import onednn
-from transformer_xl.model.visibility import Visibility
+from transformer_xl.model.kernels import onednn
+from transformer_xl.model.mask import AttentionMask
 
 QUERIES_ALONE, SCORES_ALONE = 96, 1 << 18
 """Of a block of one head and lane: from which on all cores are faster at it alone than each at a head of its own."""
@@ -21,7 +21,7 @@ SCORES_AT_ONCE = 1 << 21
 """Scores of a block of several heads or lanes: enough that products share the cores, few enough for their cache."""
 
 
-def reading_attention(
+def forward_attention(
     *,
     query_BTNH: Tensor,
     key_BSNH: Tensor,
@@ -29,7 +29,7 @@ def reading_attention(
     position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible: Visibility,
+    mask: AttentionMask,
 ) -> Tensor:
     """Attend without dropout; see `plain_attention`, whose arguments and result these are.
 
@@ -42,12 +42,12 @@ def reading_attention(
     distance_NRH = position_RNH.transpose(0, 1)
     heads, lanes, queries, _ = content_NBTH.shape
     attended_NBTH = query_BTNH.new_empty(heads, lanes, queries, value_NBSH.shape[-1])
-    for rows, keys, hidden in visible.blocks:
+    for rows, keys, hidden in mask.blocks:
         # the first key's distance from the last query, to no distance at all
         distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
         is_large = rows.stop - rows.start >= QUERIES_ALONE and scores >= SCORES_ALONE
-        alone = is_large and onednn.takes(content_NBTH, key_NBSH)
+        alone = is_large and onednn.supports(content_NBTH, key_NBSH)
         at_once = 1 if alone else SCORES_AT_ONCE
         for some_heads, some_lanes in _parts(heads=heads, lanes=lanes, scores=scores, at_once=at_once):
             score_nbts = _scores(

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import relative_shift
-from transformer_xl.model.visibility import Visibility
 
 _MULTIPLE = 8
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -31,7 +31,7 @@ def sdpa_attention(
     position_RNH: Tensor,
     content_bias_NH: Tensor,
     position_bias_NH: Tensor,
-    visible: Visibility,
+    mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
     """Attend; see `plain_attention`, whose arguments and result these are."""
@@ -39,7 +39,7 @@ def sdpa_attention(
     bias_BNTS = _position_bias(
         ((query_BTNH + position_bias_NH) * width**-0.5).to(dtype),
         position_RNH=position_RNH,
-        visible_BTS=visible.mask_BTS,
+        visible_BTS=mask.visible_BTS,
     )
     attended_BNTH = masked_sdpa(
         _heads_first((query_BTNH + content_bias_NH).to(dtype)),

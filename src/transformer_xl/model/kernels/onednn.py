@@ -36,7 +36,7 @@ FEW_ROWS = 512
 """Rows (R) below which the layout of a weight makes a difference."""
 
 
-def suits_onednn(left: Tensor, right: Tensor) -> bool:
+def use_onednn(left: Tensor, right: Tensor) -> bool:
     """Say whether the product of `left` (R, I) and `right` transposed (O, I) is faster by oneDNN than as torch has it.
 
     Leading dimensions of `left` count as rows.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.pack_weight import evaluation_lanes, training_lanes
+from tests.data.laid_out import evaluation_lanes, training_lanes
 from tests.data.varying import varying
 from transformer_xl.data import stream
 from transformer_xl.data.ahead import one_ahead

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.pack_weight import evaluation_lanes
+from tests.data.laid_out import evaluation_lanes
 from tests.model.kinds import KINDS, model_of
 from transformer_xl.errors import UserError
 from transformer_xl.inference.context_losses import lanes_for, losses_by_context

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model_config
-from tests.data.pack_weight import evaluation_lanes
+from tests.data.laid_out import evaluation_lanes
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.recall import Recall

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.data.pack_weight import evaluation_lanes
+from tests.data.laid_out import evaluation_lanes
 from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig

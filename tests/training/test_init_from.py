@@ -13,7 +13,7 @@ import yaml
 
 import transformer_xl as txl
 from tests.conftest import Outcome
-from tests.data.pack_weight import evaluation_lanes, training_lanes
+from tests.data.laid_out import evaluation_lanes, training_lanes
 from transformer_xl.config import EvalConfig
 from transformer_xl.inference.evaluation import evaluate
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from tests.conftest import Outcome
-from tests.data.pack_weight import evaluation_lanes
+from tests.data.laid_out import evaluation_lanes
 from tests.model.kinds import model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig

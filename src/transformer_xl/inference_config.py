@@ -34,7 +34,6 @@ class ReadingConfig:
     stride: int | Own | None
     precision: Precision
     max_tokens: int | None
-    processes: int
     long: bool
     html: bool
     html_tokens: int

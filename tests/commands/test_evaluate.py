@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,7 @@ from typing import Any
 import pytest
 
 import transformer_xl as txl
-from tests.conftest import REPOSITORY, Outcome, tiny_overrides
+from tests.conftest import Outcome, tiny_overrides
 from transformer_xl.commands import command_line
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.train import train
@@ -90,17 +85,6 @@ def test_an_evaluation_adds_to_the_record(run: Outcome) -> None:
     after = json.loads((run.folder / "evaluation.json").read_text())["evaluations"]
     assert after[:-1] == before
     assert f"run={run.folder}" in after[-1]["command"]
-
-
-@pytest.mark.slow
-def test_several_processes_give_the_same_number(run: Outcome) -> None:
-    assert call(f"run={run.folder}", "eval.mem_len=[0,7]") == 0
-    alone = results_of(run.folder)
-    assert call(f"run={run.folder}", "eval.mem_len=[0,7]", "eval.processes=3") == 0
-    for one, shared in zip(alone, results_of(run.folder), strict=True):
-        assert shared["loss"] == pytest.approx(one["loss"], abs=1e-9)
-        assert shared["tokens"] == one["tokens"]
-        assert shared["loss_by_position"]["predictions"] == one["loss_by_position"]["predictions"]
 
 
 def test_a_model_without_a_run_reads_the_corpus_that_the_command_names(run: Outcome, text_file: Path) -> None:
@@ -186,38 +170,6 @@ def test_what_one_of_several_models_cannot_do_is_said_before_any_is_read(
     assert not list(Path().glob("outputs/evaluation-*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_no_process_outlives_a_stopped_evaluation(number: signal.Signals, run: Outcome, tmp_path: Path) -> None:
-    arguments = [f"run={run.folder}", "split=train", "eval.segment_len=1", "eval.processes=2", "eval.long=false"]
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "evaluate.py"), *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    assert "parameters" in process.stderr.readline()  # reading begins
-    time.sleep(1)
-    process.send_signal(number)
-    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
-    deadline = time.monotonic() + 30
-    while _group_is_alive(process.pid):
-        assert time.monotonic() < deadline, "a process has outlived the command"
-        time.sleep(0.1)
-
-
-def _group_is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
     "no name": (lambda run: ["run="], "run= is empty"),
@@ -225,7 +177,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json is damaged"),
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "negative memory": (lambda run: [f"run={run}", "eval.mem_len=-1"], "eval.mem_len is -1"),
-    "too many processes": (lambda run: [f"run={run}", "eval.processes=5"], "eval.batch_size 4"),
     "no such setting": (lambda run: [f"run={run}", "eval.memlen=1"], "eval.mem_len"),
     "one model for RECL": (lambda run: [f"run={run}", "eval.relative_context=true"], "run=[A,B]"),
     "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),

@@ -14,12 +14,11 @@ from rich.console import Console
 
 from transformer_xl.commands.evaluating import looks, record, tables
 from transformer_xl.commands.evaluating.corpus import data_of
-from transformer_xl.commands.evaluating.processes import Readers, readers
 from transformer_xl.commands.evaluating.progress import EvaluationProgress
 from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
 from transformer_xl.commands.evaluating.readings import Reading, make_readings
 from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
-from transformer_xl.commands.evaluating.shares import Opened, Share, Subject
+from transformer_xl.commands.evaluating.shares import Opened, Share, Subject, read_share
 from transformer_xl.commands.evaluating.tables import Evaluated
 from transformer_xl.commands.folders import discard_if_empty, slug
 from transformer_xl.commands.screen import shown
@@ -50,7 +49,6 @@ class Evaluation:
         asked = config.eval
         problems = at_least(
             1,
-            eval__processes=asked.processes,
             eval__max_tokens=asked.max_tokens,
             eval__html_tokens=asked.html_tokens,
             eval__attention_tokens=asked.attention_tokens,
@@ -86,15 +84,14 @@ class Evaluation:
         if len(self._subjects) > 1:
             self._check_all()
         results: list[Results] = []
-        with readers(self._config.eval.processes) as reading:
-            try:
-                for subject in self._subjects:
-                    results.append(self._evaluate(subject, reading))
-            except BaseException:
-                self._keep_scores(results)
-                for folder in (*(found.folder for found in results), self._folder):
-                    discard_if_empty(folder)
-                raise
+        try:
+            for subject in self._subjects:
+                results.append(self._evaluate(subject))
+        except BaseException:
+            self._keep_scores(results)
+            for folder in (*(found.folder for found in results), self._folder):
+                discard_if_empty(folder)
+            raise
         if len(results) > 1:
             self._conclude_all(results)
         else:
@@ -134,7 +131,7 @@ class Evaluation:
         known = None if subject.is_own else predictions
         return make_readings(asked, subject.source, opened.placed.model, subject.data, predictions=known)
 
-    def _evaluate(self, subject: Subject, reading: Readers) -> Results:
+    def _evaluate(self, subject: Subject) -> Results:
         source, config = subject.source, self._config
         opened = subject.opened()
         placed, data = opened.placed, opened.data
@@ -150,7 +147,7 @@ class Evaluation:
             f"{results.heading}, {config.split} split, {counts[config.split]:,} of {sum(counts.values()):,} tokens"
         )
         for way in ways:
-            share, seconds = self._read(subject, opened, way, reading)
+            share, seconds = self._read(subject, opened, way)
             results.shares.append(share)
             self._add(results, opened, way, share, seconds=seconds, parameters=parameters)
         if len(self._sources) == 1:
@@ -159,7 +156,7 @@ class Evaluation:
         self._look(opened, ways, results)
         return results
 
-    def _read(self, subject: Subject, opened: Opened, way: Reading, reading: Readers) -> tuple[Share, float]:
+    def _read(self, subject: Subject, opened: Opened, way: Reading) -> tuple[Share, float]:
         lanes = opened.data.lanes(
             self._config.split,
             batch_size=way.lengths.batch_size,
@@ -173,13 +170,8 @@ class Evaluation:
         progress = EvaluationProgress(f"{subject.source.name}, {way.label}", total=total, unit=unit)
         start = time.perf_counter()
         try:
-            share = reading.read(
-                subject,
-                opened,
-                split=self._config.split,
-                lengths=way.lengths,
-                max_tokens=most,
-                progress=progress,
+            share = read_share(
+                opened, split=self._config.split, lengths=way.lengths, max_tokens=most, progress=progress
             )
         finally:
             progress.close()
@@ -224,7 +216,6 @@ class Evaluation:
                 **values,
                 "max_tokens": self._config.eval.max_tokens,
                 "precision": opened.placed.precision,
-                "processes": self._config.eval.processes,
                 "tokens_per_second": row.tokens_per_second,
                 "data": data.name,
                 "data_path": getattr(opened.settings, "path", None),

@@ -5,9 +5,6 @@ Letters: B lanes, T positions.
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Self
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,10 +18,7 @@ _BUCKETS = 41
 
 
 class LossesBy:
-    """Losses gathered in classes, in float64: on a GPU where they come from one, so that no reading waits for it.
-
-    Those of several processes add up by `+`, on the CPU, to which a pickled one moves too.
-    """
+    """Losses gathered in classes, in float64: on a GPU where they come from one, so that no reading waits for it."""
 
     def __init__(self, classes: int) -> None:
         """Begin with so many classes, all empty."""
@@ -50,16 +44,6 @@ class LossesBy:
         spread = (squares - _ratio(sums**2, counts, where=some)).clip(min=0)
         errors: NDArray[np.float64] = np.sqrt(_ratio(spread, counts * (counts - 1), where=some))
         return errors
-
-    def __add__(self, other: Self) -> Self:
-        """Put the losses of two processes together."""
-        assert self._totals.shape == other._totals.shape, "both have the same classes"
-        both = copy.copy(self)
-        both._totals = self._totals.cpu() + other._totals.cpu()
-        return both
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.__dict__.items()}
 
     def _numbers(self) -> NDArray[np.float64]:
         numbers: NDArray[np.float64] = self._totals.cpu().numpy()

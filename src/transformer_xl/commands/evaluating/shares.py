@@ -1,4 +1,4 @@
-"""What one process reads of a split: some of its lanes, whose sums add up to the score."""
+"""What is evaluated, and what reading a split gives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformer_xl.placement import Placed
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is evaluated; another process can open it from this alone.
+    """What is evaluated.
 
     Attributes:
         source: of the model.
@@ -45,11 +45,11 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one process found: sums over its lanes.
+    """What reading a split gave.
 
     Attributes:
         nll_sum: nats.
-        tokens: predictions of ALL lanes.
+        tokens: predictions.
         by_position: losses by the place in the segment.
         by_distance: losses by the distance from the document's beginning.
     """
@@ -58,16 +58,6 @@ class Share:
     tokens: int
     by_position: LossByPosition
     by_distance: LossByDistance
-
-    def __add__(self, other: Share) -> Share:
-        """Put two shares together."""
-        assert self.tokens == other.tokens, "all read the same segments"
-        return Share(
-            nll_sum=self.nll_sum + other.nll_sum,
-            tokens=self.tokens,
-            by_position=self.by_position + other.by_position,
-            by_distance=self.by_distance + other.by_distance,
-        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class Opened:
 
 
 Progress = Callable[[int, Callable[[], float]], None]
-"""Told after each segment how many predictions of all lanes were read; gives what computes the mean loss so far."""
+"""Told after each segment how many predictions were read; gives what computes the mean loss so far."""
 
 
 def read_share(
@@ -88,18 +78,17 @@ def read_share(
     *,
     split: str,
     lengths: EvalConfig,
-    lanes: range,
     max_tokens: int | None,
     progress: Progress | None,
 ) -> Share:
-    """Read some lanes of a split here."""
+    """Read a split."""
     model, autocast, _ = opened.placed
     lanes_of_split = opened.data.lanes(
         split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
     )
     sums: list[torch.Tensor] = [torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)]
     longest = min(lengths.segment_len, lanes_of_split.lane_len)
-    by_position, by_distance = LossByPosition(longest), LossByDistance(len(lanes), stride=lengths.stride)
+    by_position, by_distance = LossByPosition(longest), LossByDistance(lengths.batch_size, stride=lengths.stride)
     read = 0
 
     def take(batch: Batch, nll: torch.Tensor) -> None:
@@ -109,13 +98,13 @@ def read_share(
         by_distance.take(batch, nll)
         read += batch.counted
         if progress is not None:
-            progress(read, lambda: float(sums[0]) * lengths.batch_size / (len(lanes) * max(read, 1)))
+            progress(read, lambda: float(sums[0]) / max(read, 1))
 
     tokens = read_split(
         model,
         lanes_of_split,
         lengths=lengths,
-        lanes=lanes,
+        lanes=range(lengths.batch_size),
         take=take,
         max_tokens=max_tokens,
         autocast=autocast,

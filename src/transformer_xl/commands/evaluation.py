@@ -15,7 +15,7 @@ from rich.console import Console
 from transformer_xl.commands.evaluating import looks, record, tables
 from transformer_xl.commands.evaluating.corpus import data_of
 from transformer_xl.commands.evaluating.progress import EvaluationProgress
-from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
+from transformer_xl.commands.evaluating.publishing import check_can_publish, publish
 from transformer_xl.commands.evaluating.readings import Reading, make_readings
 from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
 from transformer_xl.commands.evaluating.shares import Opened, Share, Subject, read_share
@@ -291,16 +291,10 @@ class Evaluation:
             record.add_record(self._folder, command=self._command, pictures=self._folder, results=records)
 
     def _publish(self, results: Results) -> None:
-        columns, contents = tables.table_of(results.rows)
-        first = results.rows[0]
+        first, split = results.rows[0], self._config.split
         figures = {"loss": first.score.loss, **first.unit.figures(first.score.loss)}
-        where = publish(
-            results.source,
-            scalars={f"{self._config.split}/{name}": value for name, value in figures.items() if math.isfinite(value)},
-            tables={"scores": PublishedTable(columns=columns, rows=contents)},
-            pictures=results.pictures,
-        )
-        self._say(f"{results.source.name}: {where}")
+        scores = {f"{split}/{name}": value for name, value in figures.items() if math.isfinite(value)}
+        self._say(f"{results.source.name}: {publish(results.source, scores)}")
 
     def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -9,7 +9,6 @@ import shlex
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -204,17 +203,6 @@ def log_picture(loggers: list[Any], *, key: str, step: int, path: Path, axis: st
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.log({key: wandb.Image(str(path)), axis: step})
-
-
-def log_table(
-    loggers: list[Any], *, key: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[object]], axis: str
-) -> None:
-    """Log a table to those loggers that take one."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            # a column may hold numbers and texts, as that of a limit which may be off
-            table = wandb.Table(columns=list(columns), data=list(map(list, rows)), allow_mixed_types=True)
-            logger.experiment.log({key: table, axis: step})
 
 
 def finish(exit_code: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.commands.composing import compose
-from transformer_xl.commands.evaluating.publishing import PublishedTable, check_can_publish, publish
+from transformer_xl.commands.evaluating.publishing import check_can_publish, publish
 from transformer_xl.commands.run_identity import RunIdentity
 from transformer_xl.commands.run_lock import only_process
 from transformer_xl.commands.sources import Source
@@ -38,18 +38,9 @@ def source(watched: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_results_join_the_runs_own_figures(source: Source, tmp_path: Path) -> None:
+def test_results_join_the_runs_own_figures(source: Source) -> None:
     check_can_publish(source)
-    picture = tmp_path / "picture.png"
-    _draw(picture)
-    where = publish(
-        source,
-        scalars={"test/loss": 1.5},
-        tables={
-            "rows": PublishedTable(columns=["label", "clamp_len"], rows=[["own", None], ["long", 400], ["", "off"]])
-        },
-        pictures={"by_position": picture},
-    )
+    where = publish(source, {"test/loss": 1.5})
     assert "offline" in where
     assert "wandb sync" in where
     records = _records(source.folder)
@@ -59,10 +50,6 @@ def test_results_join_the_runs_own_figures(source: Source, tmp_path: Path) -> No
     assert {row["trainer/global_step"] for row in rows} == {40}
     (scalars,) = [row for row in rows if "evaluation/test/loss" in row]
     assert scalars["evaluation/test/loss"] == 1.5
-    assert any(key.startswith("evaluation/rows") for row in rows for key in row)
-    assert any(key.startswith("evaluation/by_position") for row in rows for key in row)
-    (table,) = source.folder.glob("wandb/offline-run-*/files/media/table/evaluation/rows*.json")
-    assert json.loads(table.read_text())["data"] == [["own", None], ["long", 400], ["", "off"]]
     assert [record["exit"]["exit_code"] for record in records if record["type"] == "exit"] == [143]
 
 
@@ -91,12 +78,6 @@ def test_a_mode_that_there_is_not_is_refused_before_the_evaluation(
     monkeypatch.setenv("WANDB_MODE", "of")
     with pytest.raises(UserError, match="WANDB_MODE"):
         check_can_publish(source)
-
-
-def _draw(path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    Figure(figsize=(1, 1)).savefig(path)
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:

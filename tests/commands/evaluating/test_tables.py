@@ -14,7 +14,6 @@ from transformer_xl.commands.evaluating.tables import (
     comparability,
     print_models,
     print_readings,
-    table_of,
     units_to_compare,
 )
 from transformer_xl.config import EvalConfig
@@ -133,13 +132,3 @@ def test_other_texts_are_said(changes: dict[str, str]) -> None:
     assert comparability([BASE, changed(score=Score(2.0, 100))]) == [
         "The rows count different predictions, from 100 to 245,568."
     ]
-
-
-def test_a_program_gets_everything() -> None:
-    bytewise = changed(name="bytes", unit=BYTES, vocabulary_hash="w")
-    columns, rows = table_of([BASE, bytewise])
-    first, second = (dict(zip(columns, row, strict=True)) for row in rows)
-    assert (first["ppl"], first["bpc"], second["ppl"]) == (pytest.approx(8), None, None)
-    assert (first["bpb"], second["bpc"]) == (pytest.approx(0.6), pytest.approx(3))
-    assert (first["mem_len"], first["same_length"], first["tokens"]) == (640, True, 245_568)
-    assert first["data_checksum"] == "a"

@@ -1,11 +1,10 @@
-"""Results of an evaluation go into the W&B run of the model's own training run."""
+"""Scores of an evaluation in the W&B run of the model's own training run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformer_xl import build_trainer
 from transformer_xl.commands.run_identity import RunIdentity, read_identity
@@ -16,14 +15,6 @@ from transformer_xl.config import Config, WandbConfig
 from transformer_xl.errors import UserError
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """A table: names of columns, and rows of numbers, texts and None."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +37,11 @@ def check_can_publish(source: Source) -> None:
     refuse_if_in_use(source.folder)  # two processes would write to one W&B run
 
 
-def publish(
-    source: Source,
-    *,
-    scalars: Mapping[str, float],
-    tables: Mapping[str, PublishedTable],
-    pictures: Mapping[str, Path],
-) -> str:
-    """Put results into the run's W&B run, at its last step, under `evaluation/`.
+def publish(source: Source, scores: Mapping[str, float]) -> str:
+    """Put scores into the run's W&B run, at its last step, under `evaluation/`.
 
     The run is opened again by its id, with its own settings; offline where it cannot be reached. It ends with the exit
     code with which it had ended.
-
-    Args:
-        source: of the model; see `check_can_publish`.
-        scalars: name -> value.
-        tables: name -> table.
-        pictures: name -> file.
 
     Returns:
         The line that says where to look, or how to upload.
@@ -76,23 +55,12 @@ def publish(
         run_id=watched.identity.run_id,
         settings=settings if parent is None else {**settings, "parent": dict(parent)},
     )
-    loggers, step = [monitor.logger], step_at_end(source.folder)
+    values = {f"{names.EVALUATION}/{name}": value for name, value in scores.items()}
     try:
-        if scalars:
-            monitor.logger.log_metrics({_key(name): value for name, value in scalars.items()}, step=step)
-        for name, table in tables.items():
-            monitors.log_table(
-                loggers, key=_key(name), step=step, columns=table.columns, rows=table.rows, axis=names.STEP_AXIS
-            )
-        for name, path in pictures.items():
-            monitors.log_picture(loggers, key=_key(name), step=step, path=path, axis=names.STEP_AXIS)
+        monitor.logger.log_metrics(values, step=step_at_end(source.folder))
     finally:
         monitors.finish(exit_code_at_end(source.folder))
     return monitor.where
-
-
-def _key(name: str) -> str:
-    return f"{names.EVALUATION}/{name}"
 
 
 def _watched(source: Source) -> _Watched:

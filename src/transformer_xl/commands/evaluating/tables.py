@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -133,28 +132,6 @@ def comparability(rows: Sequence[Evaluated]) -> list[str]:
         counts = [row.score.tokens for row in rows]
         notes.append(f"The rows count different predictions, from {min(counts):,} to {max(counts):,}.")
     return notes
-
-
-def table_of(rows: Sequence[Evaluated]) -> tuple[list[str], list[list[object]]]:
-    """Give all that is known as columns and rows, as a program reads it."""
-    units = list(dict.fromkeys(name for row in rows for name in row.unit.figures(0.0)))
-    lengths = [field.name for field in dataclasses.fields(EvalConfig)]
-    own = ["name", "label", "kind", "parameters", "split", "checkpoint"]
-    ends = ["tokens_per_second", "data_checksum", "vocabulary_hash"]
-    contents = []
-    for row in rows:
-        figures = row.unit.figures(row.score.loss)
-        contents.append(
-            [
-                *(getattr(row, name) for name in own),
-                row.score.loss,
-                *(figures.get(unit) for unit in units),
-                row.score.tokens,
-                *(getattr(row.lengths, name) for name in lengths),
-                *(getattr(row, name) for name in ends),
-            ]
-        )
-    return [*own, "loss", *units, "tokens", *lengths, *ends], contents
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,6 @@ class ScoreConfig(ModelChoice):
     texts: str
     unit: Literal["line", "document"]
     context: Literal["none", "carry"]
-    state: str | None
     unknown: Literal["refuse", "skip"]
     tokens: bool
     format: Literal["table", "jsonl"]

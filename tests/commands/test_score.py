@@ -22,16 +22,14 @@ import torch
 
 import transformer_xl as txl
 from tests.conftest import REPOSITORY
-from tests.model.kinds import config_of, model_of
+from tests.model.kinds import config_of
 from transformer_xl.commands import command_line
 from transformer_xl.commands.score import check, score
 from transformer_xl.commands.score_printing import ScorePrinter, text_of
-from transformer_xl.commands.session_file import SessionFile
 from transformer_xl.data.tokenizer import ByteVocabulary, CharVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.inference import texts
 from transformer_xl.inference.scoring import TextScore
-from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference_config import ContextConfig, ScoreConfig
 from transformer_xl.model.registry import make_model
 
@@ -156,50 +154,9 @@ def test_lines_that_read_on_cost_what_their_text_costs(byte_model: Path, tmp_pat
     assert sum(line["nats"] for line in lines) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_session_goes_on_where_the_last_command_ended(byte_model: Path, tmp_path: Path, call: Call) -> None:
-    first, second = b"the cat\nsat\n", b"on the mat\nand\nwent\n"
-    both = call(byte_model, texts_in(tmp_path / "both", first + second), "format=jsonl", "context=carry")
-    state = f"state={tmp_path / 'a session, saved'}"
-    parts = [
-        call(byte_model, texts_in(tmp_path / "part", part), "format=jsonl", "context=carry", state)
-        for part in (first, second)
-    ]
-    for part, words in zip(parts, ["the first after <eod>", "the first from what the state has read"], strict=True):
-        assert words in part.err
-        assert part.err.splitlines()[-1].endswith("written to " + state.removeprefix("state="))
-    assert [f"saved {words}" in part.err for part, words in zip(parts, ("is new", "was read"), strict=True)] == [
-        True
-    ] * 2
-    found = [text["nats"] for part in parts for text in part.objects]
-    assert found == pytest.approx([text["nats"] for text in both.objects], rel=1e-6)
-    kept = (tmp_path / "a session, saved").read_bytes()
-    other = saved_model(tmp_path / "other", ENDS, seed=2)
-    for model, changes, words in [
-        (byte_model, ["memory.mem_len=5"], "was left with memory.mem_len=7, and this command reads with memory.mem_le"),
-        (byte_model, ["precision=bf16-mixed"], "was left with precision=32-true, and this command reads with precisio"),
-        (other, [], "was left by a model of other weights"),
-    ]:
-        refused = call(model, f"texts={tmp_path / 'part'}", "context=carry", state, *changes)
-        assert (refused.status, refused.out) == (2, "")
-        assert words in refused.err
-    broken = call(byte_model, texts_in(tmp_path / "part", b"ab\nab"), "context=carry", state, "precision=64-tru")
-    assert broken.status == 2
-    assert (tmp_path / "a session, saved").read_bytes() == kept
-    (tmp_path / "a session, saved").write_bytes(kept[:-9])
-    damaged = call(byte_model, f"texts={tmp_path / 'part'}", "context=carry", state)
-    assert damaged.status == 2
-    assert "is damaged" in damaged.err
-
-
-def test_a_session_that_cannot_be_written_is_told_by_its_setting(tmp_path: Path) -> None:
-    session = SessionFile(tmp_path / "gone" / "state", model=model_of("gru"), settings={})
-    with pytest.raises(UserError, match=r"^state=.*gone/state cannot be written: .*No such file"):
-        session.write({"last": torch.zeros(1)})
-
-
 def test_a_model_that_remembers_nothing_carries_nothing(tmp_path: Path, call: Call) -> None:
     model = saved_model(tmp_path / "model", ENDS, mem_len=0)
-    refused = call(model, texts_in(tmp_path / "texts", b"a"), "context=carry", f"state={tmp_path / 'state'}")
+    refused = call(model, texts_in(tmp_path / "texts", b"a"), "context=carry")
     assert (refused.status, refused.out) == (2, "")
     assert "context is carry and memory.mem_len is 0, so that nothing but one token" in refused.err
 
@@ -212,7 +169,6 @@ CONFIG = ScoreConfig(
     texts="-",
     unit="line",
     context="none",
-    state=None,
     unknown="refuse",
     tokens=False,
     format="table",
@@ -231,11 +187,6 @@ CONFIG = ScoreConfig(
         ({"memory": ContextConfig(mem_len=-1, clamp_len=None, same_length="own")}, "memory.mem_len is -1, and must be"),
         ({"memory": ContextConfig(mem_len=9, clamp_len=-2, same_length="own")}, "memory.clamp_len is -2, and must be"),
         ({"memory": ContextConfig(mem_len=0, clamp_len=None, same_length=True)}, "memory.same_length is true with"),
-        ({"state": "some"}, "state is some with context none, where no text reads on: it needs context=carry"),
-        ({"state": "/dev/null/some", "context": "carry"}, "state=/dev/null/some must be a file in a folder that exi"),
-        ({"state": "", "context": "carry"}, "state is empty, and must name a file"),
-        ({"state": "/dev/null", "context": "carry"}, "state=/dev/null is no regular file"),
-        ({"state": "/proc/some", "context": "carry"}, "state=/proc/some cannot be written: "),
         ({"unknown": "skip", "context": "carry"}, "unknown is skip with context carry"),
         (
             {"context": "carry", "memory": ContextConfig(mem_len=0, clamp_len=None, same_length="own")},
@@ -253,18 +204,11 @@ def test_nonsense_is_refused(changes: dict[str, Any], words: str) -> None:
         check(dataclasses.replace(CONFIG, **changes), given=["format"])
 
 
-def test_looking_whether_a_session_can_be_written_leaves_nothing(tmp_path: Path) -> None:
-    check(dataclasses.replace(CONFIG, context="carry", state=str(tmp_path / "state")), given=[])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
-    refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "state=x", "format=table", "tokens=true")
+    refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "format=table", "tokens=true")
     assert refused.status == 2
     assert refused.err.startswith("error: segment_len is 0, and must be at least 1 and below 2147483648; format")
-    assert (
-        "; texts=no, file names no file, and must name one, or be - for standard input; state is x with" in refused.err
-    )
+    assert "; texts=no, file names no file, and must name one, or be - for standard input" in refused.err
     assert refused.err.count("\n") == 1
     several = call(Path("no/model at all"), "texts=x", "segment_len=1,2")
     assert several.err == "error: segment_len=1,2 names several values: call this command once for each\n"
@@ -272,12 +216,10 @@ def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
 
 def test_what_cannot_be_read_is_named_and_what_was_printed_stays(word_model: Path, tmp_path: Path, call: Call) -> None:
     file = texts_in(tmp_path / "texts", b"the cat\nthe \xff cat\nthe\n")
-    state = tmp_path / "state"
-    broken = call(word_model, file, "context=carry", f"state={state}")
+    broken = call(word_model, file, "context=carry")
     assert broken.status == 2
     assert [row[0] for row in broken.rows] == ["1"]
     assert f"error: {file}, line 2 holds the byte 0xff where UTF-8 has none like it" in broken.err
-    assert not state.exists()
 
 
 def test_a_model_without_a_vocabulary_takes_ids(tmp_path: Path, call: Call) -> None:
@@ -353,27 +295,13 @@ class Waiting(io.BytesIO):
         return data or b"sat\n"
 
 
-@pytest.mark.parametrize("is_waiting", [True, False])
-def test_a_signal_ends_after_the_text_and_saves_the_session(
-    byte_model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
-) -> None:
-    carry = ["format=jsonl", "context=carry"]
-    expected = call(byte_model, texts_in(tmp_path / "texts", b"the cat\nsat\n"), *carry)
-    with monkeypatch.context() as changes:
-        if is_waiting:
-            changes.setattr(sys, "stdin", io.TextIOWrapper(Waiting(b"the cat\n")))
-        else:
-            encode = TextEncoder.encode
-            kill = signal.SIGTERM
-            changes.setattr(TextEncoder, "encode", lambda *given: (os.kill(os.getpid(), kill), encode(*given))[1])
-            changes.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nsat\n")))
-        stopped = call(byte_model, "texts=-", *carry, f"state={tmp_path / 'state'}")
+def test_a_signal_ends_the_command_with_its_sums(byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Waiting(b"the cat\n")))
+    stopped = call(byte_model, "texts=-", "format=jsonl", "context=carry")
     assert stopped.status == 143
-    assert stopped.objects == expected.objects[:1]
+    assert [text["tokens"] for text in stopped.objects] == [8]
     assert "stopped by SIGTERM after 1 text" in stopped.err
     assert "1 text, 8 tokens" in stopped.err
-    went_on = call(byte_model, texts_in(tmp_path / "texts", b"sat\n"), *carry, f"state={tmp_path / 'state'}")
-    assert went_on.objects[0]["nats"] == pytest.approx(expected.objects[1]["nats"], rel=1e-6)
 
 
 def test_a_text_that_cannot_be_said_is_skipped_where_that_is_asked_for(

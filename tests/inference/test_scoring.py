@@ -113,21 +113,6 @@ def test_texts_that_read_on_cost_what_they_cost_together(kind: str, start: int |
     assert alone.nats[1 - alone.position] != pytest.approx(costs[4].nats[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("read_before", [0, 1, 30])
-def test_reading_goes_on_from_a_saved_state(kind: str, read_before: int) -> None:
-    model, ids = model_of(kind), random_ids(50)
-    before, after = (scorer_of(model, start=None, reads_on=True) for _ in range(2))
-    costs_of(before, ids[:read_before])
-    state = before.state_dict()
-    expected = costs_of(before, ids[read_before:])
-    costs_of(after, random_ids(9, seed=4))
-    after.load_state_dict(state)
-    found = costs_of(after, ids[read_before:])
-    assert found.position == expected.position == (read_before == 0)
-    assert found.nats == pytest.approx(expected.nats, rel=1e-9)
-
-
 def test_a_state_that_is_none_is_refused() -> None:
     scorer = scorer_of(model_of("transformer_xl"), reads_on=True)
     costs_of(scorer, random_ids(9))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -53,8 +52,6 @@ def check(config: ScoreConfig, *, given: Collection[str]) -> None:
     if config.tokens and config.format == "table" and "format" in given:
         problems.append("format is table with tokens=true, which writes JSON lines: give format=jsonl, or leave it out")
     problems += _check_texts(config.texts) + _check_carrying(config)
-    if config.state is not None:
-        problems += _check_state(config.state)
     if problems:
         raise UserError("; ".join(problems))
 
@@ -85,33 +82,6 @@ def _check_texts(texts: str) -> list[str]:
 
 def _check_carrying(config: ScoreConfig) -> list[str]:
     problems = check_carried(config, mem_len=number(config.memory.mem_len))
-    if config.state is not None and config.context == "none":
-        problems.append(f"state is {config.state} with context none, where no text reads on: it needs context=carry")
     if config.unknown == "skip" and config.context == "carry":
         problems.append("unknown is skip with context carry, where each text needs the one before: give context=none")
     return problems
-
-
-def _check_state(state: str) -> list[str]:
-    if not state:
-        return ["state is empty, and must name a file"]
-    path = Path(os.path.expanduser(state))
-    if path.exists() and not path.is_file():
-        return [f"state={state} is no regular file, and must name one, or one that is not there yet"]
-    if not path.parent.is_dir():
-        return [f"state={state} must be a file in a folder that exists"]
-    reason = _why_unwritable(path)
-    return [] if reason is None else [f"state={state} cannot be written: {reason}"]
-
-
-def _why_unwritable(path: Path) -> str | None:
-    """Try the name that the file has until it is whole; permissions alone tell too little of what a system allows."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    is_new = not temporary.exists()
-    try:
-        temporary.open("ab").close()
-        if is_new:
-            temporary.unlink()
-    except OSError as error:
-        return error.strerror
-    return None

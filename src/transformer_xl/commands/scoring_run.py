@@ -6,13 +6,11 @@ import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import cast
 
 from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, standard_input
 from transformer_xl.commands.score import STANDARD_INPUT, check_carried
 from transformer_xl.commands.score_printing import ScorePrinter
-from transformer_xl.commands.session_file import SessionFile
 from transformer_xl.commands.sources import Source, find_source
 from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
 from transformer_xl.data_config import CorpusConfig
@@ -33,10 +31,10 @@ class ScoringRun:
     """One command, from its model to the last line."""
 
     def __init__(self, config: ScoreConfig) -> None:
-        """Load the model, and the session that it is to go on with.
+        """Load the model.
 
         Raises:
-            UserError: one of them is not there, or cannot be read so.
+            UserError: it is not there, or cannot be read so.
         """
         self._config = config
         reads_on = config.context == "carry"
@@ -52,8 +50,6 @@ class ScoringRun:
             raise UserError(problem)
         self._scorer = Scorer(model, lengths=self._lengths, start=self._encoder.start, reads_on=reads_on)
         self._printer = ScorePrinter(config, self._vocabulary)
-        self._goes_on = False
-        self._session = None if config.state is None else self._session_file(Path(os.path.expanduser(config.state)))
         self._total = TextScore()
         self._texts = 0
         self._skipped = 0
@@ -62,31 +58,28 @@ class ScoringRun:
         """Score all texts.
 
         Raises:
-            UserError: a text cannot be read; what was printed before it stays, and the session's file as it was.
-            Stopped: by a signal, at once or after the text that a session is in.
+            UserError: a text cannot be read; what was printed before it stays.
+            Stopped: by a signal.
         """
         note("\n".join(self._opening_lines()))
         began = time.perf_counter()
         with StopSignals() as signals:
             try:
                 with _opened(self._config.texts) as source, self._placed.autocast():
-                    self._read(source, signals)
+                    self._read(source)
             except BrokenPipeError:
                 discard_output()
-                if self._session is not None:
-                    note(f"state    {self._config.state} stays as it was: nobody reads the scores")
                 return
             except Stopped as stopped:
                 assert signals.received is not None
-                self._finish(began)
+                self._sum_up(began)
                 raise Stopped(
                     f"stopped by {signals.received.name} after {_counted(self._texts, 'text')}",
                     exit_code=stopped.exit_code,
                 ) from None
-            signals.hold()
-            self._finish(began)
+            self._sum_up(began)
 
-    def _read(self, source: Input, signals: StopSignals) -> None:
+    def _read(self, source: Input) -> None:
         self._printer.header()
         parts = read_texts(
             source,
@@ -99,14 +92,10 @@ class ScoringRun:
             if part.begins:
                 score = TextScore()
                 self._printer.begin(part)
-                if self._session is not None:
-                    signals.hold()  # a session can be saved only between two texts
             if score is not None:
                 score = self._with(part, score)
             if part.ends:
                 self._end(score)
-                if self._session is not None:
-                    signals.release()
 
     def _with(self, part: Part, score: TextScore) -> TextScore | None:
         """Read a part of a text; give what the text has cost with it; None: it is skipped from here on."""
@@ -135,17 +124,6 @@ class ScoringRun:
             self._total += score
             self._printer.text(self._texts, score)
 
-    def _finish(self, began: float) -> None:
-        """Save the session, and sum up on standard error, also where it cannot be saved."""
-        if self._session is None:
-            self._sum_up(began)
-            return
-        try:
-            self._session.write(self._scorer.state_dict())
-        finally:
-            self._sum_up(began)
-        note(f"state    written to {self._config.state}")
-
     def _sum_up(self, began: float) -> None:
         total = self._total
         figures = {
@@ -172,8 +150,6 @@ class ScoringRun:
         ]
         if self._config.context == "carry":
             lines.append(f"         segments are counted from each text's beginning: {self._sums()}")
-        if self._session is not None:
-            lines.append(f"state    {self._config.state} {'was read' if self._goes_on else 'is new'}")
         if not self._encoder.is_of_text:
             lines.append("ids      texts are token ids with blanks between them")
         if self._config.texts == STANDARD_INPUT and is_terminal(sys.stdin):
@@ -198,8 +174,7 @@ class ScoringRun:
             return f"begin after {self._vocabulary.symbol(last)}"
         if last is None:
             return "each reads on from the one before; nothing precedes the first, whose first token is not scored"
-        before = "from what the state has read" if self._goes_on else f"after {self._vocabulary.symbol(last)}"
-        return f"each reads on from the one before, the first {before}"
+        return f"each reads on from the one before, the first after {self._vocabulary.symbol(last)}"
 
     def _settings(self) -> dict[str, object]:
         """Give all that a number of this command depends on besides model and text."""
@@ -211,24 +186,6 @@ class ScoringRun:
             "precision": self._placed.precision,
             "checkpoint": self._source.checkpoint or None,
         }
-
-    def _session_file(self, path: Path) -> SessionFile:
-        lengths = self._lengths
-        settings = {
-            "memory.mem_len": lengths.mem_len,
-            "memory.clamp_len": lengths.clamp_len,
-            "memory.same_length": lengths.same_length,
-            "precision": self._placed.precision,
-        }
-        session = SessionFile(path, model=self._placed.model, settings=settings)
-        tensors = session.read()
-        if tensors is not None:
-            try:
-                self._scorer.load_state_dict(tensors)
-            except ValueError as error:
-                raise UserError(f"state={path} is damaged: {error}") from error
-            self._goes_on = True
-        return session
 
     def _advice(self) -> str:
         return "" if self._placed.model.vocabulary is not None else _NO_VOCABULARY

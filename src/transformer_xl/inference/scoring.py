@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -155,24 +155,6 @@ class Scorer:
     def last(self) -> int | None:
         """Give the id that precedes what is read next, where texts read on from each other; None: nothing does."""
         return self._last
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Give what was read as tensors, between two texts that read on from each other."""
-        last = torch.tensor([] if self._last is None else [self._last], dtype=torch.int64)
-        return {"last": last, **{f"session.{name}": value for name, value in self._session.state_dict().items()}}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Read on from where `state_dict` was taken.
-
-        Raises:
-            ValueError: it is none of a session of this model with these lengths.
-        """
-        session = {name.removeprefix("session."): value for name, value in state.items() if name != "last"}
-        self._session.load_state_dict(session)
-        last = state["last"].flatten().tolist() if "last" in state else []
-        if len(last) > 1 or not all(0 <= number < self._model.vocab_size for number in last):
-            raise ValueError(f"the state's last token is {last}, and must be one id below {self._model.vocab_size}")
-        self._last = int(last[0]) if last else None
 
     def _read_segment(self, targets: NDArray[np.int64]) -> TokenCosts:
         assert self._last is not None

@@ -113,15 +113,6 @@ def test_texts_that_read_on_cost_what_they_cost_together(kind: str, start: int |
     assert alone.nats[1 - alone.position] != pytest.approx(costs[4].nats[1], rel=1e-3)
 
 
-def test_a_state_that_is_none_is_refused() -> None:
-    scorer = scorer_of(model_of("transformer_xl"), reads_on=True)
-    costs_of(scorer, random_ids(9))
-    state = scorer.state_dict()
-    for wrong in ({"last": torch.tensor([V])}, {"session.layers.0": torch.zeros(1)}, {"session.more": torch.zeros(1)}):
-        with pytest.raises(ValueError, match="the state"):
-            scorer.load_state_dict({**state, **wrong})
-
-
 def test_nothing_is_said_about_nothing_and_nothing_is_nan() -> None:
     scorer = scorer_of(model_of("transformer_xl"), start=None)
     for length in (0, 1):

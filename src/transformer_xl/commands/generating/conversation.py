@@ -17,13 +17,7 @@ from transformer_xl.inference.continuation import Continuation, continued
 from transformer_xl.inference.text_writing import Growing
 
 _ASK = ">>> "
-_HELP = "/help"
-_RESET = "/reset"
-_QUIT = "/quit"
-_HELP_TEXT = (
-    f"an empty line goes on, Ctrl-C stops an answer, {_RESET} begins anew, {_QUIT} ends, {_HELP} says this, "
-    "and // begins a line that begins with /"
-)
+_HELP_TEXT = "an empty line goes on; Ctrl-C stops an answer, and at the prompt ends the chat"
 _KEPT = 1024
 """Last tokens that are kept: what is written may depend on the line that it stands in."""
 
@@ -43,12 +37,15 @@ class Conversation:
             n_tokens: the most that the model writes in its turn.
             end: the token that ends its turn; None: none does.
         """
-        self._begin = begin
         self._codec = codec
         self._prompt = prompt
         self._n_tokens = n_tokens
         self._end = end
-        self.forget()
+        self._continuation = begin()
+        self._recent: deque[int] = deque(maxlen=_KEPT)
+        self._ended_document = False
+        if prompt.text:
+            self._add(codec.tokens_of(prompt))
 
     @property
     def has_prompt(self) -> bool:
@@ -59,14 +56,6 @@ class Conversation:
     def shown_prompt(self) -> str:
         """Give what stands before the first line, as it is printed."""
         return self._codec.shown(self._prompt)
-
-    def forget(self) -> None:
-        """Begin anew, after the prompt."""
-        self._continuation = self._begin()
-        self._recent: deque[int] = deque(maxlen=_KEPT)
-        self._ended_document = False
-        if self._prompt.text:
-            self._add(self._codec.tokens_of(self._prompt))
 
     def answer(self, line: str) -> Iterator[str]:
         """Put a line behind the text, and let the model go on; give what can be printed after each token.
@@ -114,25 +103,12 @@ def converse(conversation: Conversation, *, echo: bool) -> None:
         echo: whether its prompt is printed before what follows it.
     """
     note(_HELP_TEXT)
-    _answer_prompt(conversation, echo=echo)
-    while (line := _ask()) is not None and line.strip() != _QUIT:
-        command = line.strip()
-        if command == _RESET:
-            conversation.forget()
-            _answer_prompt(conversation, echo=echo)
-        elif command == _HELP:
-            note(_HELP_TEXT)
-        elif line.startswith("/") and not line.startswith("//"):
-            note(f"error: {command} is no command: {_HELP_TEXT}")
-        else:
-            _answer(conversation, line[1:] if line.startswith("//") else line)
-
-
-def _answer_prompt(conversation: Conversation, *, echo: bool) -> None:
     if echo:
         say(conversation.shown_prompt)
     if conversation.has_prompt:
         _answer(conversation, "")
+    while (line := _ask()) is not None:
+        _answer(conversation, line)
 
 
 def _answer(conversation: Conversation, line: str) -> None:

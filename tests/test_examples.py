@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 import wave
@@ -8,6 +9,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+
+import transformer_xl as txl
+from tests.model.kinds import model_of
+from transformer_xl.data.tokenizer import CharVocabulary
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -157,3 +163,44 @@ def test_music_becomes_ids_and_ids_become_music(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["audio.py", "midi.py"])
 def test_an_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 60
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of one vocabulary, and a text that it can say."""
+    folder = tmp_path_factory.mktemp("models")
+    letters = CharVocabulary([*"\nabcdefghijklmnopqrstuvwxyz .,!\u00e9"])
+    for kind in ("transformer_xl", "vaswani"):
+        torch.manual_seed(1)
+        model = model_of(kind).float()
+        model.vocabulary = letters
+        txl.save_model(model, folder / kind)
+    (folder / "text.txt").write_text("once upon a time, d\u00e9j\u00e0 vu!\n".replace("\u00e0", "a") * 8)
+    return folder
+
+
+def call(name: str, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run an example in this process."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_relative_effective_context_length(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [models / "transformer_xl", models / "vaswani"]
+    asked = ["--lengths", 1, 4, 8, "--tokens", 20, "--picture", tmp_path / "context.png"]
+    call("relative_context.py", models / "text.txt", *runs, *asked, monkeypatch=monkeypatch)
+    out = capsys.readouterr().out
+    assert "20 predictions" in out
+    assert out.count("%") == 2 * 3 * 2  # models, shares, steps
+    assert (tmp_path / "context.png").stat().st_size > 1000
+
+
+def test_gains_of_context_whose_answer_is_known() -> None:
+    example = runpy.run_path(str(EXAMPLES / "relative_context.py"))
+    losses = np.array([[[3.0, 1.0], [2.0, 1.0], [2.0, 0.5], [2.0, 0.495]]])  # of one model: contexts, tokens
+    found = example["gains"](losses, 1.0)[0]
+    assert found == pytest.approx([1 - np.exp(-0.5), 1 - np.exp(-0.25), 1 - np.exp(-0.0025)])
+    assert example["effective_length"](found, [1, 2, 4, 8], 0.01) == "4"
+    assert example["effective_length"](found, [1, 2, 4, 8], 0.001) == ">= 8"

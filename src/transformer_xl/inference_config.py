@@ -40,11 +40,6 @@ class ReadingConfig:
     attention: bool
     attention_tokens: int
     reach: bool
-    relative_context: bool
-    relative_context_lengths: list[int]
-    relative_context_shares: list[float]
-    relative_context_threshold: float
-    relative_context_tokens: int
 
     @property
     def is_varied(self) -> bool:

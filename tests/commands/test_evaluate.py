@@ -178,7 +178,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "negative memory": (lambda run: [f"run={run}", "eval.mem_len=-1"], "eval.mem_len is -1"),
     "no such setting": (lambda run: [f"run={run}", "eval.memlen=1"], "eval.mem_len"),
-    "one model for RECL": (lambda run: [f"run={run}", "eval.relative_context=true"], "run=[A,B]"),
     "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),
     "a sweep": (lambda run: ["-m", f"run={run}"], "--multirun"),
     "no corpus": (lambda run: [f"run={run / 'exported'}"], "data="),

@@ -56,8 +56,6 @@ class Evaluation:
         if problems:
             raise UserError("; ".join(problems))
         self._sources = find_sources(config.run, checkpoint=config.checkpoint)
-        if asked.relative_context:
-            looks.check_relative_context(asked, models=len(self._sources))
         moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         several = Path("outputs", f"evaluation-{moment}")
         one = self._sources[0].folder / _PICTURES / f"{moment}-{config.split}"
@@ -104,13 +102,8 @@ class Evaluation:
 
     def _check_all(self) -> None:
         """Open each model and its corpus, so that what cannot be read is said before the first is."""
-        texts = []
         for subject in self._subjects:
-            opened = subject.opened()
-            self._ways(subject, opened)
-            texts.append(looks.Text.of(subject.source.name, opened, split=self._config.split))
-        if self._config.eval.relative_context:
-            looks.check_texts(texts, self._config.eval)
+            self._ways(subject, subject.opened())
 
     def _ways(self, subject: Subject, opened: Opened) -> list[Reading]:
         """Give what is read of one model.
@@ -264,18 +257,6 @@ class Evaluation:
         title = f"{headings}, {self._config.split} split"
         drawn = draw(results, self._folder, title=title, by_memory=True)
         records = [entry for found in results for entry in found.records]
-        if self._config.eval.relative_context:
-            path, found_out = looks.relative_context(
-                self._subjects,
-                self._config.eval,
-                split=self._config.split,
-                folder=self._folder,
-                title=title,
-                console=self._console,
-                tell=self._tell,
-            )
-            drawn["relative_context"] = path
-            records.append({"relative_context": found_out})
         for found in results:
             found.pictures |= drawn
         self._keep(self._folder, records)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from tests.commands.evaluating.test_tables import BASE, changed
 from transformer_xl.commands.evaluating.pictures import (
@@ -20,9 +19,7 @@ from transformer_xl.commands.evaluating.pictures import (
     draw_by_position,
     memory_lines,
 )
-from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context, print_relative_context
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
-from transformer_xl.inference.relative_context import relative_context
 from transformer_xl.scores import Score, Unit
 
 NAMES = ["_under $x$ {score}", "\x1b[31mred", *(f"run {number}" for number in range(12))]
@@ -125,31 +122,3 @@ def test_scores_stand_at_their_memory_and_0_begins_them(figures: list[Any], tmp_
     assert axes.get_lines()[0].get_ydata() == pytest.approx([math.exp(3), math.exp(2.5), math.exp(2)])
     mixed = memory_lines([BASE, dataclasses.replace(BASE, name="b", vocabulary_hash="w")])
     assert [line.unit.name for line in mixed if line.unit] == ["bpb", "bpb"]
-
-
-def test_gains_of_context_have_a_panel_a_share(figures: list[Any], tmp_path: Path) -> None:
-    losses = np.array([[[5.0, 4.0], [4.0, 3.0], [3.99, 3.0]], [[6.0, 6.0]] * 3])
-    results = relative_context(losses, names=["_a", "b"], lengths=[1, 2, 4], shares=[0.5, 1.0], threshold=0.01)
-    draw_relative_context(results, tmp_path / "a.png", threshold=0.01, title="context")
-    hardest, everywhere, loss = figures[0].axes
-    assert everywhere.get_lines()[0].get_xdata().tolist() == [2, 4]
-    assert everywhere.get_lines()[0].get_ydata()[0] == pytest.approx(100 * (1 - math.exp(-1)))
-    assert loss.get_lines()[1].get_ydata().tolist() == [6.0, 6.0, 6.0]
-    assert hardest.get_title() == "hardest 50 %"
-    (legend,) = figures[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == [" _a: 2, 2 (r = 0.5, 1)", "b: 1, 1 (r = 0.5, 1)"]
-
-
-def test_lengths_and_gains_are_printed_within_80_columns() -> None:
-    losses = np.array([[[5.0], [4.0], [3.0], [2.0], [1.9], [1.8]], [[6.0]] * 6])
-    lengths = [1, 16, 32, 64, 128, 1024]
-    results = relative_context(losses, names=["[a]", "b" * 30], lengths=lengths, shares=[0.1, 1.0], threshold=0.01)
-    console = Console(width=80, highlight=False)
-    with console.capture() as captured:
-        print_relative_context(console, results, threshold=0.01, tokens=4096)
-    lines = captured.get().splitlines()
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-    assert rows[0] == ["[a]", "0.1", ">= 1,024", "63.2%", "63.2%", "63.2%", "9.5%", "9.5%"]
-    assert rows[2][1:4] == ["0.1", "1", "0.0%"]
-    assert all(len(line) <= 80 for line in lines if line.startswith(("│", "┃", "┏")))
-    assert sum("1,024 tokens were still of use" in line for line in lines) == 1

@@ -1,29 +1,24 @@
-"""What an evaluation looks at besides scores: attention, reach, the text itself, and how much context is of use."""
+"""What an evaluation looks at besides scores: attention, reach, and the text itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from transformer_xl.commands.evaluating.looking_pictures import draw_attention, draw_reach
 from transformer_xl.commands.evaluating.readings import Reading
-from transformer_xl.commands.evaluating.relative_context_report import draw_relative_context, print_relative_context
-from transformer_xl.commands.evaluating.shares import Opened, Subject
+from transformer_xl.commands.evaluating.shares import Opened
 from transformer_xl.commands.evaluating.token_page import TokenPage
 from transformer_xl.errors import UserError
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
-from transformer_xl.inference.context_losses import lanes_for, losses_by_context
 from transformer_xl.inference.evaluation import read_split
 from transformer_xl.inference.looking import attending, attention_by_distance
 from transformer_xl.inference.reach import reach as measured_reach
-from transformer_xl.inference.relative_context import check_contexts
-from transformer_xl.inference.relative_context import relative_context as compared_contexts
 from transformer_xl.inference_config import ReadingConfig
 from transformer_xl.model.base import LanguageModel
 
@@ -126,22 +121,6 @@ def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, fold
     return path
 
 
-class Text(NamedTuple):
-    """What a model reads: whose, the marks of text and vocabulary, and how many predictions there are."""
-
-    name: str
-    checksum: str
-    vocabulary: str
-    predictions: int
-
-    @classmethod
-    def of(cls, name: str, opened: Opened, *, split: str) -> Text:
-        """Look at a model's corpus."""
-        data = opened.data
-        predictions = data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
-        return cls(name, data.fingerprint.sha256, data.vocabulary.hash(), predictions)
-
-
 def check_looks(model: LanguageModel, asked: ReadingConfig) -> None:
     """Refuse, before anything is read, to look at attention where there is none.
 
@@ -151,104 +130,6 @@ def check_looks(model: LanguageModel, asked: ReadingConfig) -> None:
     for setting, is_asked in (("eval.attention", asked.attention), ("eval.reach", asked.reach)):
         if is_asked:
             attending(model, setting=setting, clamp_len=model.clamp_len, same_length=model.same_length)
-
-
-def check_texts(texts: Sequence[Text], asked: ReadingConfig) -> None:
-    """Refuse, before anything is read, to compare what is not read from the same tokens, or from too few.
-
-    Raises:
-        UserError: naming the setting.
-    """
-    if len({(text.checksum, text.vocabulary) for text in texts}) > 1:
-        raise UserError(
-            "eval.relative_context compares losses of the same tokens, and these models read different texts or "
-            "vocabularies"
-        )
-    longest, predictions = max(asked.relative_context_lengths), texts[0].predictions
-    lane_len = -(-predictions // lanes_for(predictions, longest=longest))
-    if lane_len < longest:
-        raise UserError(
-            f"eval.relative_context_lengths goes up to {longest}, and the split has only {predictions:,} predictions: "
-            "choose shorter ones, or a longer split"
-        )
-
-
-def check_relative_context(asked: ReadingConfig, *, models: int) -> None:
-    """Refuse, before anything is read, what cannot be compared.
-
-    Raises:
-        UserError: naming the settings.
-    """
-    if models < 2:
-        raise UserError(
-            "eval.relative_context is true, and compares several models: give them as 'run=[A,B]' or by a glob"
-        )
-    check_contexts(
-        lengths=asked.relative_context_lengths,
-        shares=asked.relative_context_shares,
-        threshold=asked.relative_context_threshold,
-        max_tokens=asked.relative_context_tokens,
-    )
-
-
-def relative_context(
-    subjects: Sequence[Subject],
-    asked: ReadingConfig,
-    *,
-    split: str,
-    folder: Path,
-    title: str,
-    console: Console,
-    tell: Callable[[str], None],
-) -> tuple[Path, list[dict[str, Any]]]:
-    """Measure, print and draw how much context is of use to each of several models, on the same tokens."""
-    lengths = asked.relative_context_lengths
-    losses, names = [], []
-    for subject in subjects:
-        opened = subject.opened()
-        predictions = opened.data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
-        lanes = lanes_for(predictions, longest=max(lengths))
-        name, config = subject.source.name, subject.source.config
-        losses.append(
-            losses_by_context(
-                opened.placed.model,
-                opened.data.lanes(split, batch_size=lanes, segment_len=1, evaluation=True),
-                lengths=lengths,
-                max_tokens=asked.relative_context_tokens,
-                clamp_len=opened.placed.model.clamp_len,
-                trained_len=None if config is None else config.data.longest_segment,
-                autocast=opened.placed.autocast,
-                progress=lambda read, total, name=name: tell(  # type: ignore[misc]
-                    f"{name}, relative context: {read:,} of {total:,} tokens"
-                ),
-            )
-        )
-        names.append(name)
-    results = compared_contexts(
-        np.stack(losses),
-        names=names,
-        lengths=lengths,
-        shares=asked.relative_context_shares,
-        threshold=asked.relative_context_threshold,
-    )
-    path = draw_relative_context(
-        results, folder / "relative_context.png", threshold=asked.relative_context_threshold, title=title
-    )
-    tokens = losses[0].shape[-1]
-    print_relative_context(console, results, threshold=asked.relative_context_threshold, tokens=tokens)
-    record = [
-        {
-            "name": result.name,
-            "lengths": list(result.lengths),
-            "losses": list(result.losses),
-            "shares": [
-                {"share": one.share, "gains": list(one.gains), "length": one.length, "is_least": one.is_least}
-                for one in result.shares
-            ],
-        }
-        for result in results
-    ]
-    return path, record
 
 
 def _few(words: Iterable[str]) -> str:

@@ -204,3 +204,19 @@ def test_gains_of_context_whose_answer_is_known() -> None:
     assert found == pytest.approx([1 - np.exp(-0.5), 1 - np.exp(-0.25), 1 - np.exp(-0.0025)])
     assert example["effective_length"](found, [1, 2, 4, 8], 0.01) == "4"
     assert example["effective_length"](found, [1, 2, 4, 8], 0.001) == ">= 8"
+
+
+@pytest.mark.parametrize(("options", "far"), [([], [11, 21]), (["--same-length"], [6, 12])], ids=["segments", "same"])
+def test_reach(
+    options: list[str],
+    far: list[int],
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--segment-len", 5, "--mem-len", 7, "--picture", tmp_path / "reach.png", *options]
+    call("reach.py", models / "transformer_xl", *asked, monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"layer {layer}: {tokens} tokens back" for layer, tokens in enumerate(far, start=1)]
+    assert (tmp_path / "reach.png").stat().st_size > 1000

@@ -39,7 +39,6 @@ class ReadingConfig:
     html_tokens: int
     attention: bool
     attention_tokens: int
-    reach: bool
 
     @property
     def is_varied(self) -> bool:

@@ -230,13 +230,6 @@ class Evaluation:
             results.pictures["attention"] = path
             results.records[ways.index(way)]["attention"] = found.record
             self._say_all(f"{words}{about}" for words in found.words)
-        if asked.reach:
-            length = opened.placed.model.config.n_layer * (way.lengths.mem_len + way.lengths.segment_len)
-            self._tell(f"{results.source.name}: measuring reach on a text of {length:,} tokens")
-            path, found = looks.reach(opened, way, folder=folder, title=title)
-            results.pictures["reach"] = path
-            results.records[ways.index(way)]["reach"] = found.record
-            self._say_all(f"{words}{about}" for words in found.words)
         if asked.html:
             page = looks.page(opened, way, asked, split=split, folder=folder, title=title)
             self._say(f"Text coloured by what each token cost{about}: {shown(page)}")

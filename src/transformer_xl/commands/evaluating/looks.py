@@ -1,4 +1,4 @@
-"""What an evaluation looks at besides scores: attention, reach, and the text itself."""
+"""What an evaluation looks at besides scores: attention, and the text itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.commands.evaluating.looking_pictures import draw_attention, draw_reach
+from transformer_xl.commands.evaluating.looking_pictures import draw_attention
 from transformer_xl.commands.evaluating.readings import Reading
 from transformer_xl.commands.evaluating.shares import Opened
 from transformer_xl.commands.evaluating.token_page import TokenPage
@@ -18,7 +18,6 @@ from transformer_xl.errors import UserError
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.evaluation import read_split
 from transformer_xl.inference.looking import attending, attention_by_distance
-from transformer_xl.inference.reach import reach as measured_reach
 from transformer_xl.inference_config import ReadingConfig
 from transformer_xl.model.base import LanguageModel
 
@@ -76,29 +75,6 @@ def attention(
     return path, FoundOut(found, [words])
 
 
-def reach(opened: Opened, way: Reading, *, folder: Path, title: str) -> tuple[Path, FoundOut]:
-    """Measure and draw how far back outputs depend on the text.
-
-    Raises:
-        UserError: the model has no attention.
-    """
-    lengths = way.lengths
-    result = measured_reach(
-        opened.placed.model,
-        segment_len=lengths.segment_len,
-        mem_len=lengths.mem_len if lengths.stride is None else 0,
-        clamp_len=lengths.clamp_len,
-        same_length=lengths.same_length,
-    )
-    path = folder / "reach.png"
-    draw_reach(result, path, title=title)
-    words = (
-        "Outputs can depend on tokens so far back, whatever the weights, first layer to last: "
-        f"{_few(f'{far:,}' for far in result.distances)}"
-    )
-    return path, FoundOut(list(result.distances), [words])
-
-
 def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, folder: Path, title: str) -> Path:
     """Write the page of the text, coloured by what each token cost: the beginning of the split, in one lane."""
     lengths = way.lengths
@@ -127,9 +103,8 @@ def check_looks(model: LanguageModel, asked: ReadingConfig) -> None:
     Raises:
         UserError: naming the setting.
     """
-    for setting, is_asked in (("eval.attention", asked.attention), ("eval.reach", asked.reach)):
-        if is_asked:
-            attending(model, setting=setting, clamp_len=model.clamp_len, same_length=model.same_length)
+    if asked.attention:
+        attending(model, setting="eval.attention", clamp_len=model.clamp_len, same_length=model.same_length)
 
 
 def _few(words: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -220,3 +221,14 @@ def test_reach(
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"layer {layer}: {tokens} tokens back" for layer, tokens in enumerate(far, start=1)]
     assert (tmp_path / "reach.png").stat().st_size > 1000
+
+
+def test_page_of_token_costs(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, page = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("once, \u00e9!\n")
+    call("token_page.py", models / "transformer_xl", text, page, "--segment-len", 4, monkeypatch=monkeypatch)
+    main = page.read_text().partition("<main")[2]
+    assert re.sub(r"<[^>]*>", "", main.partition(">")[2]).strip() == "once, \u00e9!\u21b5"
+    assert main.count("<span") == 9
+    assert main.count("not predicted") == 1
+    assert main.count(" nats") == 8

@@ -35,8 +35,6 @@ class ReadingConfig:
     precision: Precision
     max_tokens: int | None
     long: bool
-    html: bool
-    html_tokens: int
     attention: bool
     attention_tokens: int
 

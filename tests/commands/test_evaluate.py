@@ -116,14 +116,14 @@ def test_several_models_stand_in_one_table(run: Outcome, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_looks_are_written_beside_the_scores(run: Outcome) -> None:
-    looks = ["eval.attention=true", "eval.attention_tokens=50", "eval.html=true"]
-    settings = ["eval.same_length=true", "eval.max_tokens=40", "eval.html_tokens=60"]
+    looks = ["eval.attention=true", "eval.attention_tokens=50"]
+    settings = ["eval.same_length=true", "eval.max_tokens=40"]
     assert call(f"run={run.folder}", *settings, *looks) == 0
     (result,) = results_of(run.folder)
     for layer in result["attention"]["weight_by_distance"]:
         assert all(math.isclose(sum(head), 1, abs_tol=1e-5) for head in layer)
     assert {path.name for path in pictures_of(run.folder).iterdir()} == {
-        *("attention.png", "text.html", "loss_by_distance.png", "loss_by_position.png")
+        *("attention.png", "loss_by_distance.png", "loss_by_position.png")
     }
 
 

@@ -31,7 +31,7 @@ from transformer_xl.model_checks import at_least
 from transformer_xl.scores import Score
 
 _PICTURES = "evaluation"
-"""Folder of pictures and pages, below the run's: in it one for each command."""
+"""Folder of pictures, below the run's: in it one for each command."""
 
 
 class Evaluation:
@@ -50,7 +50,6 @@ class Evaluation:
         problems = at_least(
             1,
             eval__max_tokens=asked.max_tokens,
-            eval__html_tokens=asked.html_tokens,
             eval__attention_tokens=asked.attention_tokens,
         )
         if problems:
@@ -230,9 +229,6 @@ class Evaluation:
             results.pictures["attention"] = path
             results.records[ways.index(way)]["attention"] = found.record
             self._say_all(f"{words}{about}" for words in found.words)
-        if asked.html:
-            page = looks.page(opened, way, asked, split=split, folder=folder, title=title)
-            self._say(f"Text coloured by what each token cost{about}: {shown(page)}")
 
     def _conclude_one(self, results: Results) -> None:
         """Draw one model's losses, and keep what was found out."""

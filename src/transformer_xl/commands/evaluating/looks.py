@@ -1,10 +1,9 @@
-"""What an evaluation looks at besides scores: attention, and the text itself."""
+"""What an evaluation looks at besides scores: attention."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +12,8 @@ import numpy as np
 from transformer_xl.commands.evaluating.looking_pictures import draw_attention
 from transformer_xl.commands.evaluating.readings import Reading
 from transformer_xl.commands.evaluating.shares import Opened
-from transformer_xl.commands.evaluating.token_page import TokenPage
 from transformer_xl.errors import UserError
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
-from transformer_xl.inference.evaluation import read_split
 from transformer_xl.inference.looking import attending, attention_by_distance
 from transformer_xl.inference_config import ReadingConfig
 from transformer_xl.model.base import LanguageModel
@@ -73,28 +70,6 @@ def attention(
         "predictions": result.predictions,
     }
     return path, FoundOut(found, [words])
-
-
-def page(opened: Opened, way: Reading, asked: ReadingConfig, *, split: str, folder: Path, title: str) -> Path:
-    """Write the page of the text, coloured by what each token cost: the beginning of the split, in one lane."""
-    lengths = way.lengths
-    path = folder / "text.html"
-    source = opened.data.lanes(split, batch_size=1, segment_len=lengths.segment_len, evaluation=True)
-    notes = [
-        f"segment {lengths.segment_len}, memory {lengths.mem_len}, {opened.placed.precision}; read as one lane, "
-        "where the table's lanes each begin with an empty memory"
-    ]
-    with TokenPage(path, opened.data.vocabulary, title=title, notes=notes, max_tokens=asked.html_tokens) as written:
-        read_split(
-            opened.placed.model,
-            source,
-            lengths=replace(lengths, batch_size=1),
-            lanes=range(1),
-            take=written.take,
-            max_tokens=asked.html_tokens,
-            autocast=opened.placed.autocast,
-        )
-    return path
 
 
 def check_looks(model: LanguageModel, asked: ReadingConfig) -> None:

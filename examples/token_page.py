@@ -1,0 +1,109 @@
+"""Write a page of HTML that shows a text, each token coloured by what it cost the model.
+
+python examples/token_page.py RUN TEXT_FILE page.html --mem-len 640
+
+Hover over a token for its loss. Tokens that are part of one character are shown together.
+"""
+
+import argparse
+import html
+import math
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import transformer_xl as txl
+from transformer_xl.data.vocabularies.incremental import incremental_decoder
+
+STEPS = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0)  # nats at which the colour changes, the same on every page
+PAGE = """<!DOCTYPE html>
+<html><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+:root {{ color-scheme: light dark; --heat: 226, 84, 12 }}
+body {{ font: 16px/1.7 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }}
+main {{ font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
+.u {{ text-decoration: underline dotted }}
+{colours}
+</style></head>
+<body><h1>{title}</h1><p>{summary}</p><p>Nats from: {legend}</p><main dir="auto">{text}</main></body></html>
+"""
+
+
+def losses(model: torch.nn.Module, ids: list[int], *, segment_len: int, mem_len: int | None) -> list[float]:
+    """Return the loss of every token but the first, in nats."""
+    session = txl.stream(model, batch_size=1, mem_len=mem_len)
+    tokens, found = torch.tensor([ids]), []
+    for start in range(0, len(ids) - 1, segment_len):
+        stop = min(start + segment_len, len(ids) - 1)
+        found += session.nll(tokens[:, start:stop], tokens[:, start + 1 : stop + 1])[0].tolist()
+    return found
+
+
+def pieces(vocabulary, ids: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Yield texts of whole characters, each with the places of the tokens that make it."""
+    decoder, waiting = incremental_decoder(vocabulary, after=[]), []
+    for place, token in enumerate(ids):
+        waiting.append(place)
+        if text := decoder.feed(token):
+            yield text, waiting
+            waiting = []
+    if waiting:
+        yield decoder.rest(), waiting
+
+
+def span(text: str, symbols: list[str], costs: list[float | None]) -> str:
+    """Write one piece: its text, coloured by the sum of its tokens, and what each cost as a tip."""
+    known = [cost for cost in costs if cost is not None]
+    name = f"n{sum(sum(known) >= step for step in STEPS)}" if known else "u"
+    told = ("not predicted" if cost is None else f"{cost:.3f} nats" for cost in costs)
+    tip = "\n".join(f"{visible(symbol)}: {words}" for symbol, words in zip(symbols, told, strict=True))
+    return f'<span class="{name}" title="{html.escape(tip)}">{html.escape(visible(text))}</span>'
+
+
+def visible(text: str) -> str:
+    """Write characters that would not be seen, or would change the order of what is, by their codes."""
+    hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    return "".join(
+        f"\u27e8{ord(char):X}\u27e9"
+        if unicodedata.category(char) in hidden and char not in "\n\t\u200c\u200d"
+        else char
+        for char in text
+    ).replace("\n", "\u21b5\n")
+
+
+def main() -> None:
+    """Read the text, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("text", type=Path)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--segment-len", type=int, default=128)
+    parser.add_argument("--mem-len", type=int, help="default: the model's own")
+    parser.add_argument("--tokens", type=int, default=20_000, help="so many of the text's first tokens")
+    asked = parser.parse_args()
+    model = txl.load_model(asked.run)
+    vocabulary = model.vocabulary
+    ids = vocabulary.encode(asked.text.read_text(encoding="utf-8")).tolist()[: asked.tokens]
+    nats = [None, *losses(model, ids, segment_len=asked.segment_len, mem_len=asked.mem_len)]
+    spans = (
+        span(text, [vocabulary.symbol(ids[place]) for place in places], [nats[place] for place in places])
+        for text, places in pieces(vocabulary, ids)
+    )
+    mean = sum(nats[1:]) / max(1, len(nats) - 1)
+    shades = [f".n{step} {{ background: rgba(var(--heat), {0.08 * step:.2f}) }}" for step in range(len(STEPS) + 1)]
+    legend = "".join(f'<span class="n{step}"> {nats:g} </span>' for step, nats in enumerate((0, *STEPS)))
+    page = PAGE.format(
+        title=html.escape(visible(f"{asked.text.name}, read by {asked.run}")),
+        summary=f"{len(ids):,} tokens, {mean:.4f} nats each ({mean / math.log(2):.4f} bits)",
+        colours="\n".join(shades),
+        legend=legend,
+        text="".join(spans),
+    )
+    asked.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

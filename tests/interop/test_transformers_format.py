@@ -26,7 +26,7 @@ from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.registry import make_model
 
 DATA = Path(__file__).parent / "data"
-GOLDEN = Path(__file__).parents[1] / "model" / "golden"
+GOLDEN = Path(__file__).parents[1] / "oracles" / "golden"
 RECORDED = [DATA / name for name in ("shared", "one_table", "own")]
 FOLDERS = [*RECORDED, *sorted(GOLDEN.iterdir())]
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import Outcome, tiny_model_config
-from transformer_xl.model.transformer_xl import TransformerXL
+from tests.oracles import adapter, tiny
 
 LAYERS, WIDTH, HEADS, HEAD, MEMORY = 2, 8, 2, 4, 7
 LANES, SEGMENT, STEPS, WARMUP = 2, 5, 50, 10
@@ -36,7 +34,7 @@ class Loops:
         self.memory: list[list[Rows]] = [[[] for _ in range(LAYERS)] for _ in range(LANES)]
 
     def segment_loss(self, tokens: list[list[int]], targets: list[list[int]]) -> Tensor:
-        """Give the mean loss over all lanes, and remember the segment."""
+        """Return the mean loss over all lanes, and remember the segment."""
         losses: list[Tensor] = []
         for lane in range(LANES):
             rows = self.read(lane, tokens[lane])
@@ -158,21 +156,23 @@ def losses_in_loops(model: Loops, ids: list[int]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_fifty_training_steps_equal_those_of_a_program_in_plain_loops(
-    tiny_run: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_fifty_training_steps_equal_those_of_a_program_in_plain_loops(tmp_path: Path) -> None:
     text = tmp_path / "cat.txt"
     text.write_text(TEXT[: 220 + LANES])  # less than fifty segments, so that a second epoch begins
-    outcome = tiny_run(
+    settings = [
+        *tiny.settings(tmp_path),
         f"data.path={text}",
         "data.tokenizer=char",
         "data.valid_fraction=0",
         "data.test_fraction=0",
         f"data.batch_size={LANES}",
         f"data.segment_len={SEGMENT}",
+        f"model.n_layer={LAYERS}",
         f"model.d_model={WIDTH}",
+        f"model.n_head={HEADS}",
         f"model.d_head={HEAD}",
         "model.d_inner=16",
+        f"model.mem_len={MEMORY}",
         f"model.cutoffs=[{CUTOFF}]",
         f"model.div_val={NARROWER}",
         "model.pre_norm=false",
@@ -182,24 +182,16 @@ def test_fifty_training_steps_equal_those_of_a_program_in_plain_loops(
         f"scheduler.warmup_steps={WARMUP}",
         f"trainer.gradient_clip_val={CLIP}",
         f"trainer.max_steps={STEPS}",
-    )
-    assert outcome.status == 0
-    symbols = json.loads((outcome.folder / "vocabulary.json").read_text())["symbols"]
+    ]
+    run = tiny.train(tmp_path, *settings, base=False)
+    assert run.status == 0, run.stderr
+    symbols = json.loads((run.folder / "vocabulary.json").read_text())["symbols"]
     assert len(symbols) > CUTOFF
-    config = tiny_model_config(
-        d_model=WIDTH,
-        d_head=HEAD,
-        d_inner=16,
-        cutoffs=[CUTOFF],
-        div_val=NARROWER,
-        init_std=0.3,
-        proj_init_std=0.3,
-    )
     torch.manual_seed(1)  # the run's
-    initial = TransformerXL(config, vocab_size=len(symbols))
+    initial = adapter.build_model(*settings, vocab_size=len(symbols))
     expected = losses_in_loops(
         Loops(dict(initial.named_parameters()), len(symbols)), [symbols.index(char) for char in text.read_text()]
     )
-    actual = outcome.values("train/loss")
+    actual = run.values("train/loss")
     assert [actual[step] for step in range(1, STEPS + 1)] == pytest.approx(expected, abs=1e-4)
     assert expected[-1] < 0.85 * expected[0]

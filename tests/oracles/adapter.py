@@ -72,17 +72,22 @@ class Lanes(NamedTuple):
     chunk: int
 
 
-def batches(*overrides: str, split: str = "train", rank: int = 0, processes: int = 1) -> Iterator[Lanes]:
-    """Iterate over the batches of one process of a run, building its token files where there are none."""
-    from transformer_xl import build
-    from transformer_xl.plan import make_plan
+class Batches:
+    """The batches of a run's processes; makes the run's token files where there are none."""
 
-    config = compose(*overrides)
-    data = build.open_data(config, vocabulary=None, extend=False, announce=lambda line: None)
-    module = build.make_datamodule(config, data, make_plan(config, data))
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    module.trainer = SimpleNamespace(world_size=processes, global_rank=rank, strategy=strategy)  # type: ignore[assignment]
-    module.setup("fit")
-    loaders = {"train": module.train_dataloader, "valid": module.val_dataloader, "test": module.test_dataloader}
-    for batch in loaders[split]():
-        yield Lanes(*batch)
+    def __init__(self, *overrides: str) -> None:
+        from transformer_xl import build
+        from transformer_xl.plan import make_plan
+
+        config = compose(*overrides)
+        data = build.open_data(config, vocabulary=None, extend=False, announce=lambda line: None)
+        self._module = build.make_datamodule(config, data, make_plan(config, data))
+
+    def of(self, split: str, *, rank: int = 0, processes: int = 1) -> Iterator[Lanes]:
+        """Iterate over the batches of one process, of `train`, `valid` or `test`."""
+        module, strategy = self._module, SimpleNamespace(root_device=torch.device("cpu"))
+        module.trainer = SimpleNamespace(world_size=processes, global_rank=rank, strategy=strategy)
+        module.setup("fit")
+        loaders = {"train": module.train_dataloader, "valid": module.val_dataloader, "test": module.test_dataloader}
+        for batch in loaders[split]():
+            yield Lanes(*batch)

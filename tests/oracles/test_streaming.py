@@ -250,7 +250,7 @@ def test_a_memory_of_zeros_is_attended_to_and_an_empty_one_has_none(name: str) -
 
 
 def likeliest(model: Any, ids: list[int], *, segment_len: int, by_places: bool) -> int:
-    """Read everything again, in the segments in which it was read, and return the likeliest next token, those that are there penalised."""
+    """Read everything again, in the segments in which it was read, and return the likeliest, old ones penalised."""
     memory, held = model.empty_memory(1), sorted(set(ids))
     while by_places and len(ids) > segment_len:
         memory = model(torch.tensor([ids[:segment_len]]), memory).memory

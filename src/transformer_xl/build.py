@@ -156,11 +156,20 @@ def _train_nll(config: Config, model: LanguageModel) -> Callable[[Tensor, Tensor
 
 def make_datamodule(config: Config, data: Dataset, plan: Plan) -> LaneDataModule:
     """Make the LightningDataModule."""
+    data_config, lengths = config.data, config.eval
     return LaneDataModule(
-        corpus=data,
-        config=config.data,
-        eval_config=config.eval,
-        segments=plan.layout,
+        data,
+        batch_size=data_config.batch_size,
+        segment_len=data_config.segment_len,
+        segment_len_sd=data_config.segment_len_sd,
+        half_segments=data_config.half_segments,
+        loss=data_config.loss,
+        lane_chunks=data_config.lane_chunks,
+        eval_batch_size=lengths.batch_size,
+        eval_segment_len=lengths.segment_len,
+        eval_stride=lengths.stride,
+        seed=config.seed,
+        segment_limit=plan.segment_limit,
+        steps=plan.max_steps,
         accumulate=config.trainer.accumulate_grad_batches,
-        max_steps=plan.max_steps,
     )

@@ -17,6 +17,7 @@ class Plan:
     Attributes:
         max_steps: the last step.
         layout: which positions each segment of training holds.
+        segment_limit: the first segments that make an epoch; None: all.
         epochs: read by the run.
         tokens: read by the run, over all lanes.
         micro_batches: batches of an optimizer step.
@@ -31,6 +32,7 @@ class Plan:
 
     max_steps: int
     layout: Segments
+    segment_limit: int | None
     epochs: float
     tokens: int
     micro_batches: int
@@ -53,7 +55,8 @@ def make_plan(config: Config, data: Dataset) -> Plan:
         segment_len=config.data.segment_len,
         evaluation=trainer.max_steps == 0,  # where nothing is trained, its split may be of any length
     )
-    layout = _layout(config, lane_len=lanes.lane_len, limit=_first_given(overfit, trainer.limit_train_batches))
+    limit = _segment_limit(config, lanes.lane_len, _first_given(overfit, trainer.limit_train_batches))
+    layout = _layout(config, lane_len=lanes.lane_len, limit=limit)
     dev_steps = int(trainer.fast_dev_run)
     limit_val = _windows_read(config, data, "valid", dev_steps or _first_given(overfit, trainer.limit_val_batches))
     limit_test = _windows_read(config, data, "test", dev_steps or _first_given(overfit, trainer.limit_test_batches))
@@ -62,6 +65,7 @@ def make_plan(config: Config, data: Dataset) -> Plan:
     return Plan(
         max_steps=max_steps,
         layout=layout,
+        segment_limit=limit,
         epochs=layout.epochs(segments_read),
         tokens=lanes.batch_size * layout.positions(segments_read),
         micro_batches=trainer.accumulate_grad_batches * config.data.lane_chunks,
@@ -79,12 +83,24 @@ def _first_given(*values: int | float | None) -> int | float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _layout(config: Config, *, lane_len: int, limit: int | float | None) -> Segments:
-    """Lay out training's segments; a limit that is a share is one of the first epoch's, 1.0 of every epoch's."""
-    if isinstance(limit, float):
-        whole = training_segments(config.data, lane_len=lane_len, seed=config.seed, limit=None)
-        limit = None if limit == 1 else max(1, round(limit * whole.count(0)))
-    return training_segments(config.data, lane_len=lane_len, seed=config.seed, limit=limit)
+def _segment_limit(config: Config, lane_len: int, limit: int | float | None) -> int | None:
+    """Turn a limit of an epoch's segments into a number; a share is one of the first epoch's, 1.0 of every epoch's."""
+    if not isinstance(limit, float):
+        return limit
+    return None if limit == 1 else max(1, round(limit * _layout(config, lane_len=lane_len, limit=None).count(0)))
+
+
+def _layout(config: Config, *, lane_len: int, limit: int | None) -> Segments:
+    data = config.data
+    return training_segments(
+        lane_len=lane_len,
+        segment_len=data.segment_len,
+        segment_len_sd=data.segment_len_sd,
+        half_segments=data.half_segments,
+        half_loss=data.loss == "half",
+        seed=config.seed,
+        limit=limit,
+    )
 
 
 def _windows_read(config: Config, data: Dataset, split: str, limit: int | float | None) -> int | None:

@@ -33,7 +33,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformer_xl import build, build_trainer, devices
 from transformer_xl.commands.composing import compose
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.plan import make_plan
 from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import Outcome, tiny_overrides
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]

@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data import lanes
-from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data.orders import AsTheyStand
+from transformer_xl.data.lanes import CorpusLanes, Sequential
 
 
 def training_lanes(tokens: NDArray[np.unsignedinteger[Any]], *, batch_size: int, segment_len: int) -> CorpusLanes:
-    order = AsTheyStand(tokens=tokens, starts=None)
+    order = Sequential(tokens=tokens, starts=None)
     return lanes.training_lanes(order, batch_size=batch_size, segment_len=segment_len, resets=False)
 
 
 def evaluation_lanes(tokens: NDArray[np.unsignedinteger[Any]], *, batch_size: int, split: str) -> CorpusLanes:
-    order = AsTheyStand(tokens=tokens, starts=None)
+    order = Sequential(tokens=tokens, starts=None)
     return lanes.evaluation_lanes(order, batch_size=batch_size, split=split, resets=False)

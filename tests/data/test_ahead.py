@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from transformer_xl.data.ahead import copied_ahead, one_ahead
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch, copied_ahead, one_ahead
 
 
 def batch(number: int, *, lanes: int = 2, segment_len: int = 3) -> Batch:

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data.lanes import CorpusLanes, evaluation_lanes, training_lanes
-from transformer_xl.data.orders import AsTheyStand, Shuffled
+from transformer_xl.data.lanes import CorpusLanes, Sequential, Shuffled, evaluation_lanes, training_lanes
 
 DOCUMENTS = [[10, 11, 12], [20], [30, 31], [40, 41, 42, 43], [50, 51]]
 TOKENS = np.concatenate(DOCUMENTS).astype(np.uint16)
@@ -53,7 +52,7 @@ def test_any_range_is_part_of_the_whole(data: st.DataObject) -> None:
 
 
 def test_documents_reset_memory_in_any_order() -> None:
-    for order in (AsTheyStand(tokens=TOKENS, starts=STARTS), Shuffled(tokens=TOKENS, starts=STARTS, seed=4)):
+    for order in (Sequential(tokens=TOKENS, starts=STARTS), Shuffled(tokens=TOKENS, starts=STARTS, seed=4)):
         lanes = training_lanes(order, batch_size=2, segment_len=5, resets=True)
         segments = [lanes.read(epoch=1, lanes=range(2), start=start, stop=start + 1) for start in range(5)]
         whole = lanes.read(epoch=1, lanes=range(2), start=0, stop=5)
@@ -67,13 +66,13 @@ def test_documents_reset_memory_in_any_order() -> None:
 
 def test_memory_runs_on_where_it_shall_or_where_nothing_is_known() -> None:
     for starts, resets in ((STARTS, False), (None, True)):
-        lanes = evaluation_lanes(AsTheyStand(tokens=TOKENS, starts=starts), batch_size=1, split="test", resets=resets)
+        lanes = evaluation_lanes(Sequential(tokens=TOKENS, starts=starts), batch_size=1, split="test", resets=resets)
         segment = lanes.read(epoch=0, lanes=range(1), start=0, stop=11)
         assert segment.resets_BT.tolist() == [[True] + [False] * 10]
 
 
 def test_padding_carries_no_reset() -> None:
-    lanes = CorpusLanes(order=AsTheyStand(tokens=TOKENS, starts=STARTS), batch_size=5, evaluation=True, resets=True)
+    lanes = CorpusLanes(order=Sequential(tokens=TOKENS, starts=STARTS), batch_size=5, evaluation=True, resets=True)
     segment = lanes.read(epoch=0, lanes=range(5), start=0, stop=lanes.lane_len)
     assert segment.resets_BT[4].tolist() == [True, False, False]
     assert (segment.targets_BT[4] == -100).tolist() == [True, True, True] or segment.tokens_BT[4, 0] == 51

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.data.varying import varying
 from transformer_xl.data.segments import DrawnSegments, EqualSegments, EvalWindows, Lengths, Span, training_segments
-from transformer_xl.data_config import DataConfig
 
 lengths_drawn = st.builds(
     varying, segment_len=st.integers(1, 12), sd=st.floats(0, 4), half_share=st.sampled_from([0.0, 0.3, 1.0])
@@ -132,24 +130,20 @@ def test_half_a_loss_leaves_out_the_first_half(length: int, skipped: int) -> Non
         assert segments.span(4) == Span(epoch=1, start=length, counts_from=length + skipped, stop=2 * length)
 
 
-def test_the_configuration_chooses() -> None:
-    plain = DataConfig(
-        kind="text", batch_size=2, segment_len=10, segment_len_sd=0.0, half_segments=0.0, loss="full", lane_chunks=1
-    )
-
+def test_the_settings_choose() -> None:
     def chosen(**changes: Any) -> list[Span]:
-        segments = training_segments(replace(plain, **changes), lane_len=80, seed=4, limit=3)
+        segments = training_segments(lane_len=80, segment_len=10, seed=4, limit=3, **changes)
         return [segments.span(number) for number in range(6)]
 
     equal = [Span(epoch, start, start, start + 10) for epoch in range(2) for start in (0, 10, 20)]
     assert chosen() == equal
-    assert chosen(loss="half") == [span._replace(counts_from=span.start + 5) for span in equal]
+    assert chosen(half_loss=True) == [span._replace(counts_from=span.start + 5) for span in equal]
     for changes in ({"segment_len_sd": 2.0, "half_segments": 0.0}, {"segment_len_sd": 0.0, "half_segments": 0.5}):
         lengths = varying(segment_len=10, sd=changes["segment_len_sd"], half_share=changes["half_segments"])
         expected = [drawn(80, lengths, seed=4, limit=3).span(number) for number in range(6)]
         assert chosen(**changes) == expected != equal
         halves = [span._replace(counts_from=span.start + (span.stop - span.start) // 2) for span in expected]
-        assert chosen(**changes, loss="half") == halves
+        assert chosen(**changes, half_loss=True) == halves
 
 
 @given(lane_len=st.integers(1, 60), segment_len=st.integers(1, 9), data=st.data())

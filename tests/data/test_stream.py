@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from tests.data.laid_out import evaluation_lanes, training_lanes
 from tests.data.varying import varying
 from transformer_xl.data import stream
-from transformer_xl.data.ahead import one_ahead
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import LaneSource, split_evenly
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.segments import DrawnSegments, EqualSegments, Segments
-from transformer_xl.data.stream import EvalStream, TrainStream
+from transformer_xl.data.stream import Batch, EvalStream, TrainStream, one_ahead
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 
@@ -166,6 +164,23 @@ def test_accumulation_goes_on_in_time_across_epochs() -> None:
     assert [batch.tokens_BT[0, 0].item() for batch in batches] == [0, 10, 4, 14, 8, 18, 0, 10]
     assert [batch.counted for batch in batches] == [16] * 4 + [12] * 4
     assert [batch.step for batch in batches] == [1] * 4 + [2] * 4
+
+
+def test_without_steps_an_iteration_is_one_epoch_and_its_last_step_counts_what_is_there() -> None:
+    source = training_lanes(text(21), batch_size=2, segment_len=4)
+    stream = train_stream(source, steps=None, accumulate=2, lane_chunks=2)
+    epochs = [list(stream) for _ in range(2)]
+    assert len(stream) == 6
+    for number, epoch in enumerate(epochs):
+        assert [batch.tokens_BT[0, 0].item() for batch in epoch] == [0, 10, 4, 14, 8, 18]
+        assert [batch.step - 2 * number for batch in epoch] == [1, 1, 1, 1, 2, 2]
+        assert [batch.micro for batch in epoch] == [0, 1, 2, 3, 0, 1]
+        assert [batch.counted for batch in epoch] == [16] * 4 + [4] * 2
+    resumed = train_stream(source, steps=None, accumulate=2, lane_chunks=2)
+    resumed.load_state_dict({"format": 1, "batches": 7})
+    assert equal(list(resumed), epochs[1][1:])
+    resumed.load_state_dict({"format": 1, "batches": 6})  # an epoch was used up: the next one follows
+    assert equal(list(resumed), epochs[1])
 
 
 def test_a_limit_makes_epochs_shorter() -> None:

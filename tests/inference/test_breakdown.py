@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.data.batch import Batch
-from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data.orders import AsTheyStand
-from transformer_xl.data.stream import EvalStream
+from transformer_xl.data.lanes import CorpusLanes, Sequential
+from transformer_xl.data.stream import Batch, EvalStream
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 
 TOKENS = np.random.default_rng(0).integers(0, 8, 60).astype(np.uint8)
 STARTS = np.array([0, 4, 11, 12, 30, 47])
 LANES = CorpusLanes(
-    order=AsTheyStand(tokens=TOKENS, starts=STARTS), batch_size=3, evaluation=True, resets=True
+    order=Sequential(tokens=TOKENS, starts=STARTS), batch_size=3, evaluation=True, resets=True
 )  # 59 predictions in lanes of 20, the last of which is padded
 SEGMENT_LEN = 7
 

@@ -12,8 +12,7 @@ import torch
 from tests.model.kinds import RECURRENT, model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import LaneSource, evaluation_lanes
-from transformer_xl.data.orders import AsTheyStand
+from transformer_xl.data.lanes import LaneSource, Sequential, evaluation_lanes
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.errors import UserError
 from transformer_xl.inference.looking import AttentionByDistance, attention_by_distance
@@ -25,7 +24,7 @@ BORDERS = (0, 8, 21, 40)
 
 
 def source(batch_size: int, *, borders: tuple[int, ...]) -> LaneSource:
-    order = AsTheyStand(tokens=TOKENS, starts=np.array(borders, np.int64))
+    order = Sequential(tokens=TOKENS, starts=np.array(borders, np.int64))
     return evaluation_lanes(order, batch_size=batch_size, split="test", resets=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Outcome, read_values
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.training.checkpoint_file import CheckpointFile
 from transformer_xl.training.metrics_file import MetricsFile
 from transformer_xl.training.module import LanguageModule

@@ -16,7 +16,7 @@ import yaml
 
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, start_training, tiny_overrides
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]

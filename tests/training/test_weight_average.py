@@ -13,7 +13,7 @@ from torch import Tensor
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
 from transformer_xl import build, build_trainer
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.run_config import resumed_config
 from transformer_xl.training.module import LanguageModule

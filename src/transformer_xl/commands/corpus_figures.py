@@ -99,7 +99,13 @@ def figures_of(corpus: Corpus, config: Config, *, split: str) -> SplitFigures:
 def _training_layout(corpus: Corpus, config: Config) -> Layout:
     data = config.data
     lanes = corpus.lanes("train", batch_size=data.batch_size, segment_len=data.segment_len, evaluation=False)
-    segments = training_segments(data, lane_len=lanes.lane_len, seed=config.seed, limit=None)
+    segments = training_segments(
+        lane_len=lanes.lane_len,
+        segment_len=data.segment_len,
+        segment_len_sd=data.segment_len_sd,
+        half_segments=data.half_segments,
+        seed=config.seed,
+    )
     return Layout(left_over=lanes.left_over, segments=segments.count(0))
 
 

@@ -18,9 +18,8 @@ from transformer_xl.data.building.build import GivenVocabulary, build_corpus
 from transformer_xl.data.building.cache import FORMAT, CachedCorpus, file_sha256, open_cache
 from transformer_xl.data.building.publishing import writing_below
 from transformer_xl.data.building.reading import Reading, foreign_tokenizer, reading_for
-from transformer_xl.data.lanes import CorpusLanes, Fingerprint, evaluation_lanes, training_lanes
+from transformer_xl.data.lanes import CorpusLanes, Fingerprint, Sequential, Shuffled, evaluation_lanes, training_lanes
 from transformer_xl.data.locking import only_one
-from transformer_xl.data.orders import AsTheyStand, Shuffled
 from transformer_xl.data.sources.files import Sources
 from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.sources.token_files import token_sources
@@ -103,9 +102,9 @@ class Corpus:
         found = self.cached.splits[split]
         if self.config.order == "shuffled" and split == "train" and not evaluation:
             assert found.starts is not None
-            order: AsTheyStand | Shuffled = Shuffled(tokens=found.tokens, starts=found.starts, seed=self.seed)
+            order: Sequential | Shuffled = Shuffled(tokens=found.tokens, starts=found.starts, seed=self.seed)
         else:
-            order = AsTheyStand(tokens=found.tokens, starts=found.starts)
+            order = Sequential(tokens=found.tokens, starts=found.starts)
         resets = self.config.reset_memory == "document"
         if evaluation:
             return evaluation_lanes(order, batch_size=batch_size, split=split, resets=resets)

@@ -2,61 +2,134 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from lightning.pytorch import LightningDataModule
 
-from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import Dataset, split_evenly
-from transformer_xl.data.segments import Segments
+from transformer_xl.data.segments import training_segments
 from transformer_xl.data.stream import EvalStream, TrainStream
-from transformer_xl.data_config import DataConfig
 
 
 class LaneDataModule(LightningDataModule):
-    """Deals lanes out to processes in contiguous blocks and streams their segments in order.
+    """Deal lanes out to processes in contiguous blocks and stream their segments in order.
+
+    Under any `lightning.Trainer` an epoch is one pass over the training lanes; a checkpoint of the trainer holds the
+    position, from which a resumed run goes on.
+
+    Args:
+        corpus: opened, its token files ready.
+        batch_size: lanes of training over all processes together.
+        segment_len: tokens per step and lane.
+        segment_len_sd: standard deviation of segments of varying length; 0: all alike.
+        half_segments: share of segments around half the length.
+        loss: `half` counts the second half of each segment only.
+        lane_chunks: parts in which a step's lanes go through the device; set the trainer's `accumulate_grad_batches` to
+            as many times the segments of a step.
+        eval_batch_size: lanes of validation and test; None: `batch_size`.
+        eval_segment_len: tokens per step and lane there; None: `segment_len`.
+        eval_stride: distance of windows of `eval_segment_len` that are each read without memory; None: segments.
+        seed: of drawn lengths.
+        segment_limit: the first segments that make an epoch; None: all.
+        steps: optimizer steps of the one epoch that the trainer then sees, which go on over the ends of the corpus;
+            0: nothing is trained, and the training split may be of any length.
+        accumulate: segments in time that make one optimizer step; None: what the trainer's `accumulate_grad_batches`
+            and `lane_chunks` make.
 
     Attributes:
-        train_chunks: the global lanes of each of this process's chunks.
+        train_source: the lanes of the training split.
+        train_chunks: the global lanes of each of this process's chunks, from `setup` on.
     """
 
     train_chunks: list[range]
 
     def __init__(
         self,
-        *,
         corpus: Dataset,
-        config: DataConfig,
-        eval_config: EvalConfig,
-        segments: Segments,
-        accumulate: int,
-        max_steps: int,
+        *,
+        batch_size: int,
+        segment_len: int,
+        segment_len_sd: float = 0.0,
+        half_segments: float = 0.0,
+        loss: Literal["full", "half"] = "full",
+        lane_chunks: int = 1,
+        eval_batch_size: int | None = None,
+        eval_segment_len: int | None = None,
+        eval_stride: int | None = None,
+        seed: int = 1,
+        segment_limit: int | None = None,
+        steps: int | None = None,
+        accumulate: int | None = None,
     ) -> None:
-        """Take the corpus and how to read it.
-
-        Args:
-            corpus: opened, its token files ready.
-            config: lanes and chunks of training.
-            eval_config: lanes and segments or windows of validation and test.
-            segments: which positions each segment of training holds.
-            accumulate: segments in time that make one optimizer step.
-            max_steps: optimizer steps of the run.
-        """
         super().__init__()
         self.corpus = corpus
-        self._config = config
-        self._eval_config = eval_config
-        self._segments = segments
-        self._accumulate = accumulate
-        self._max_steps = max_steps
-        self.train_source = corpus.lanes(
-            "train", batch_size=config.batch_size, segment_len=config.segment_len, evaluation=max_steps == 0
+        self.train_source = corpus.lanes("train", batch_size=batch_size, segment_len=segment_len, evaluation=steps == 0)
+        self._segments = training_segments(
+            lane_len=self.train_source.lane_len,
+            segment_len=segment_len,
+            segment_len_sd=segment_len_sd,
+            half_segments=half_segments,
+            half_loss=loss == "half",
+            seed=seed,
+            limit=segment_limit,
         )
+        self._lane_chunks = lane_chunks
+        self._eval_batch_size = eval_batch_size or batch_size
+        self._eval_segment_len = eval_segment_len or segment_len
+        self._eval_stride = eval_stride
+        self._steps = steps
+        self._accumulate = accumulate
 
     def setup(self, stage: str) -> None:
         """Find this process's lanes."""
-        lanes = self._lanes(self._config.batch_size)
-        chunks = split_evenly(len(lanes), self._config.lane_chunks)
+        lanes = self._lanes(self.train_source.batch_size)
+        chunks = split_evenly(len(lanes), self._lane_chunks)
         self.train_chunks = [range(lanes.start + c.start, lanes.start + c.stop) for c in chunks]
+
+    def train_dataloader(self) -> TrainStream:
+        """Return the batches of the run, over as many epochs of the corpus as its steps take, or of one epoch."""
+        return TrainStream(
+            source=self.train_source,
+            segments=self._segments,
+            lanes=self._lanes(self.train_source.batch_size),
+            lane_chunks=self._lane_chunks,
+            accumulate=self.accumulate,
+            steps=self._steps,
+            device=self._device,
+        )
+
+    @property
+    def accumulate(self) -> int:
+        """Segments in time that make one optimizer step."""
+        if self._accumulate is not None:
+            return self._accumulate
+        assert self.trainer is not None
+        return max(1, self.trainer.accumulate_grad_batches // self._lane_chunks)
+
+    def tokens_after(self, step: int) -> int:
+        """Count the tokens read after an optimizer step, over all lanes and processes."""
+        return self.train_source.batch_size * self._segments.positions(step * self.accumulate)
+
+    def val_dataloader(self) -> EvalStream:
+        """Return the validation split, every prediction once."""
+        return self._eval_stream("valid")
+
+    def test_dataloader(self) -> EvalStream:
+        """Return the test split, every prediction once."""
+        return self._eval_stream("test")
+
+    def _eval_stream(self, split: str) -> EvalStream:
+        source = self.corpus.lanes(
+            split, batch_size=self._eval_batch_size, segment_len=self._eval_segment_len, evaluation=True
+        )
+        return EvalStream(
+            source=source,
+            segment_len=self._eval_segment_len,
+            stride=self._eval_stride,
+            lanes=self._lanes(self._eval_batch_size),
+            device=self._device,
+        )
 
     def _lanes(self, batch_size: int) -> range:
         assert self.trainer is not None
@@ -66,40 +139,3 @@ class LaneDataModule(LightningDataModule):
     def _device(self) -> torch.device:
         assert self.trainer is not None
         return self.trainer.strategy.root_device
-
-    def train_dataloader(self) -> TrainStream:
-        """Give the run's batches, from its first optimizer step to its last, over as many epochs as that takes."""
-        return TrainStream(
-            source=self.train_source,
-            segments=self._segments,
-            lanes=self._lanes(self._config.batch_size),
-            lane_chunks=self._config.lane_chunks,
-            accumulate=self._accumulate,
-            steps=self._max_steps,
-            device=self._device,
-        )
-
-    def tokens_after(self, step: int) -> int:
-        """Count the tokens read after an optimizer step, over all lanes and processes."""
-        return self.train_source.batch_size * self._segments.positions(step * self._accumulate)
-
-    def val_dataloader(self) -> EvalStream:
-        """Give the validation split, every prediction once."""
-        return self._eval_stream("valid")
-
-    def test_dataloader(self) -> EvalStream:
-        """Give the test split, every prediction once."""
-        return self._eval_stream("test")
-
-    def _eval_stream(self, split: str) -> EvalStream:
-        lengths = self._eval_config
-        source = self.corpus.lanes(
-            split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
-        )
-        return EvalStream(
-            source=source,
-            segment_len=lengths.segment_len,
-            stride=lengths.stride,
-            lanes=self._lanes(lengths.batch_size),
-            device=self._device,
-        )

@@ -1,21 +1,24 @@
 """Lanes: the parallel strands into which one ordered stream of tokens is laid out.
 
-A lane has `lane_len` positions (p); lane numbers are global, over all ranks. Letters: B lanes, T positions.
+A lane has `lane_len` positions (p); lane numbers are global, over all ranks. The stream is a split's tokens in the
+order of their file, or document by document in another order each epoch. Letters: B lanes, T positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.orders import Order
-from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizer import Vocabulary
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -93,6 +96,114 @@ class Dataset(Protocol):
         """Lay a split out in lanes; `UserError` where it is too short."""
 
 
+class Order(Protocol):
+    """A stream of tokens that can be read at any position in any epoch."""
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+
+    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
+        """Return the tokens at positions [start, stop) of an epoch's stream; start <= stop <= len."""
+
+    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
+        """Return the positions at which documents begin, for each of the ranges [start, stop) of an epoch's stream."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sequential:
+    """Tokens in the order of their file, the same in every epoch.
+
+    Attributes:
+        tokens: ids.
+        starts: ascending places in `tokens` where documents begin; None: nowhere.
+    """
+
+    tokens: NDArray[np.unsignedinteger[Any]]
+    starts: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
+        return self.tokens[start:stop]
+
+    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
+        if self.starts is None:
+            return [np.zeros(0, np.int64)] * len(starts)
+        return _within(self.starts, starts=starts, stops=stops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled:
+    """Whole documents, in an order that follows from (seed, epoch) alone.
+
+    Attributes:
+        tokens: ids.
+        starts: ascending places in `tokens` where documents begin; what stands before the first counts as one.
+        seed: of the order.
+    """
+
+    tokens: NDArray[np.unsignedinteger[Any]]
+    starts: NDArray[np.int64]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
+        layout = _lay_out(self, epoch)
+        found = np.empty(stop - start, self.tokens.dtype)
+        document = int(np.searchsorted(layout.starts, start, side="right")) - 1
+        position = start
+        while position < stop:
+            end = int(layout.starts[document + 1])
+            taken = min(end, stop) - position
+            first = int(layout.first_tokens[document]) + position - int(layout.starts[document])
+            found[position - start : position - start + taken] = self.tokens[first : first + taken]
+            position += taken
+            document += 1
+        return found
+
+    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
+        return _within(_lay_out(self, epoch).starts, starts=starts, stops=stops)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Layout(NamedTuple):
+    """An epoch's stream.
+
+    Attributes:
+        starts: where each document begins in the stream, and the stream's length behind them.
+        first_tokens: where it begins in the file.
+    """
+
+    starts: NDArray[np.int64]
+    first_tokens: NDArray[np.int64]
+
+
+@lru_cache(maxsize=2)
+def _lay_out(order: Shuffled, epoch: int) -> _Layout:
+    first_tokens = np.asarray(order.starts)
+    if not len(first_tokens) or first_tokens[0] > 0:
+        first_tokens = np.append(0, first_tokens)
+    lengths = np.diff(first_tokens, append=len(order.tokens))
+    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(order.seed, spawn_key=(epoch,))))
+    permutation = drawn.permutation(len(first_tokens))
+    starts = np.append(0, lengths[permutation].cumsum())
+    return _Layout(starts=starts, first_tokens=first_tokens[permutation])
+
+
+def _within(borders: NDArray[np.int64], *, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
+    # all ranges in two searches: each costs more than a range's own
+    firsts, lasts = np.searchsorted(borders, starts), np.searchsorted(borders, stops)
+    return [np.asarray(borders[first:last]) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CorpusLanes:
     """A stream of N tokens, hence P = N - 1 predictions, in B lanes of p positions.
@@ -114,13 +225,11 @@ class CorpusLanes:
 
     @property
     def lane_len(self) -> int:
-        """Positions in a lane."""
         available = len(self.order) - 1
         return -(-available // self.batch_size) if self.evaluation else available // self.batch_size
 
     @property
     def predictions(self) -> int:
-        """Positions that an epoch reads over all lanes, padding left out."""
         return len(self.order) - 1 - self.left_over
 
     @property
@@ -129,7 +238,6 @@ class CorpusLanes:
         return 0 if self.evaluation else (len(self.order) - 1) % self.batch_size
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
-        """Read positions [start, stop) of contiguous lanes."""
         lane_len, count, length = self.lane_len, len(self.order), stop - start
         assert 0 <= start < stop <= lane_len
         # One more than the inputs: the last target, which at a lane's end is the next lane's first token.
@@ -151,7 +259,6 @@ class CorpusLanes:
         return Segment(tokens_BT=np.ascontiguousarray(window[:, :-1]), targets_BT=targets, resets_BT=resets)
 
     def counted(self, *, epoch: int, start: int, stop: int) -> int:
-        """Count the targets of positions [start, stop) that are not `NOT_COUNTED`, over all lanes."""
         firsts = np.arange(self.batch_size, dtype=np.int64) * self.lane_len + start
         return int(np.clip(len(self.order) - 1 - firsts, 0, stop - start).sum())
 
@@ -191,5 +298,5 @@ def split_evenly(count: int, parts: int) -> list[range]:
 
 
 def lanes_that_fill_memory(*, lanes: int, segment_len: int, mem_len: int, max_tokens: int) -> int:
-    """Give how many lanes to read where at most `max_tokens` are: so few that most tokens find a full memory."""
+    """Return how many lanes to read where at most `max_tokens` are: so few that most tokens find a full memory."""
     return max(1, min(lanes, max_tokens // (4 * (mem_len + segment_len))))

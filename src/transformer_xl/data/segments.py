@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data_config import DataConfig
-
 _SHORTEST = 5  # as in the published code
 _DRAWN_TOGETHER = 256
 
@@ -42,11 +40,11 @@ class Segments(ABC):
 
     @abstractmethod
     def locate(self, number: int) -> tuple[int, int]:
-        """Give the epoch of a segment and its place there, both from 0."""
+        """Return the epoch of a segment and its place there, both from 0."""
 
     @abstractmethod
     def _stop(self, epoch: int, place: int) -> int:
-        """Give the position after a segment's last."""
+        """Return the position after a segment's last."""
 
     @abstractmethod
     def _positions_before(self, epoch: int) -> int: ...
@@ -56,7 +54,7 @@ class Segments(ABC):
         return self.before(epoch + 1) - self.before(epoch)
 
     def span(self, number: int) -> Span:
-        """Give the positions of a segment."""
+        """Return the positions of a segment."""
         epoch, place = self.locate(number)
         start, stop = self._start(epoch, place), self._stop(epoch, place)
         skipped = (stop - start) // 2 if self._half_loss else 0
@@ -88,11 +86,9 @@ class EqualSegments(Segments):
         assert self._count >= 1
 
     def before(self, epoch: int) -> int:
-        """Count the segments of all epochs before this one."""
         return epoch * self._count
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Give the epoch of a segment and its place there, both from 0."""
         return divmod(number, self._count)
 
     def _stop(self, epoch: int, place: int) -> int:
@@ -110,13 +106,16 @@ class Lengths:
         segment_len: mean.
         sd: standard deviation.
         half_share: probability of half the mean.
-        longest: no length is above it.
     """
 
     segment_len: int
     sd: float
     half_share: float
-    longest: int
+
+    @property
+    def longest(self) -> int:
+        """The length at which drawn ones are cut: three deviations above the mean, as published."""
+        return int(self.segment_len + 3 * self.sd)
 
     def draw(self, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
         """Draw whole lengths, cut as in the published code to at least 5 and at most `longest`.
@@ -143,13 +142,11 @@ class DrawnSegments(Segments):
         self._positions = [0]
 
     def before(self, epoch: int) -> int:
-        """Count the segments of all epochs before this one."""
         while len(self._before) <= epoch:
             self._add_epoch()
         return self._before[epoch]
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Give the epoch of a segment and its place there, both from 0."""
         while self._before[-1] <= number:
             self._add_epoch()
         epoch = bisect_right(self._before, number) - 1
@@ -180,24 +177,30 @@ def _draw_stops(lengths: Lengths, *, lane_len: int, seed: int, epoch: int, limit
     return stops[: 1 + int(np.searchsorted(stops, lane_len))][:limit]
 
 
-def training_segments(config: DataConfig, *, lane_len: int, seed: int, limit: int | None) -> Segments:
-    """Lay out a run's segments as `data` says.
+def training_segments(
+    *,
+    lane_len: int,
+    segment_len: int,
+    segment_len_sd: float = 0.0,
+    half_segments: float = 0.0,
+    half_loss: bool = False,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Segments:
+    """Lay out the segments of a run.
 
     Args:
-        config: lengths, and which positions count.
         lane_len: positions in a lane.
+        segment_len: T, or the mean of drawn lengths.
+        segment_len_sd: standard deviation of drawn lengths.
+        half_segments: share of segments around half the length.
+        half_loss: whether only the second half of each segment counts.
         seed: of drawn lengths.
         limit: the first segments that make an epoch; None: all.
     """
-    half_loss = config.loss == "half"
-    if config.segment_len_sd == 0 and config.half_segments == 0:
-        return EqualSegments(lane_len=lane_len, segment_len=config.segment_len, limit=limit, half_loss=half_loss)
-    lengths = Lengths(
-        segment_len=config.segment_len,
-        sd=config.segment_len_sd,
-        half_share=config.half_segments,
-        longest=config.longest_segment,
-    )
+    if segment_len_sd == 0 and half_segments == 0:
+        return EqualSegments(lane_len=lane_len, segment_len=segment_len, limit=limit, half_loss=half_loss)
+    lengths = Lengths(segment_len=segment_len, sd=segment_len_sd, half_share=half_segments)
     return DrawnSegments(lane_len=lane_len, lengths=lengths, seed=seed, limit=limit, half_loss=half_loss)
 
 
@@ -219,7 +222,7 @@ class EvalWindows:
         return 1 + -(-max(0, self.lane_len - self.segment_len) // self._step)
 
     def __iter__(self) -> Iterator[Span]:
-        """Give the windows in order."""
+        """Return the windows in order."""
         counted = 0
         for number in range(len(self)):
             start = number * self._step

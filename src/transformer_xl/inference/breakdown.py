@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import NOT_COUNTED
+from transformer_xl.data.stream import Batch
 
 _BUCKETS = 41
 """Powers of two, far beyond the longest text."""

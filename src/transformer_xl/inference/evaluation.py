@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import LaneSource
-from transformer_xl.data.stream import EvalStream
+from transformer_xl.data.stream import Batch, EvalStream
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.streaming import stream
 from transformer_xl.scores import Score

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import lanes_that_fill_memory, split_evenly
+from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.training.metrics import TokenLoss

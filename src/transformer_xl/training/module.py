@@ -14,8 +14,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import split_evenly
+from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import LanguageModel, TokenLosses
 from transformer_xl.model.memory import Memory, join_lanes
 from transformer_xl.model.streaming import Stream, stream

@@ -10,8 +10,8 @@ import torch
 from transformer_xl.commands.evaluating.corpus import open_corpus_of
 from transformer_xl.commands.sources import Source
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.batch import Batch
 from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.stream import Batch
 from transformer_xl.data_config import AnyDataConfig
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.evaluation import read_split

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 from transformer_xl.scores import Unit
 from transformer_xl.training import names
 from transformer_xl.training.divergence import Divergence

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from transformer_xl.data.batch import Batch
+from transformer_xl.data.stream import Batch
 
 
 class WeightAverage(Callback):

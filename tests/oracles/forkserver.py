@@ -113,46 +113,16 @@ def _watch(moments: _Moments) -> None:
 
 
 def _run(request: Mapping[str, Any]) -> int:
-    import resource
-
     from tests.oracles.runs_support import main_of
 
     os.setpgid(0, 0)
     os.chdir(request["folder"])
-    os.environ["ORACLE_FOLDER"] = request["folder"]
-    log, errors = (os.open(f"{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("out", "err"))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(errors, 2)
     for name, value in request["environment"].items():
         os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-    if request["reader"]:
-        reads, writes = os.pipe()
-        reader = subprocess.Popen(request["reader"], stdin=reads, stdout=log, close_fds=True)
-        os.close(reads)
-        for number in (1, 2) if request["both"] else (1,):
-            os.dup2(writes, number)
-        os.close(writes)
-        if request["reader"] == ["true"]:
-            reader.wait()
-    else:
-        os.dup2(log, 1)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, or behind a shell's &
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in request["ignore"]:
-        signal.signal(signal.Signals[name], signal.SIG_IGN)
-    for name, value in request["limit"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    from wandb.sdk.data_types._private import MEDIA_TMP
-
-    os.makedirs(MEDIA_TMP.name, exist_ok=True)  # which a process forked before this one may have removed
-    rank = int(os.environ.get("RANK", "0"))
-    if "RANK" in os.environ:
-        from lightning.fabric.utilities.rank_zero import rank_zero_only
-
-        rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as its import does
-    sys.argv = [request["program"], *request["arguments"]]
-    sys.orig_argv = [sys.executable, *sys.argv]  # what starts other processes sees a script that Python was given
-    sys.modules["__main__"].__spec__ = None
+    os.environ["ORACLE_FOLDER"] = request["folder"]
+    _connect(request)
+    _limit(request)
+    rank = _make_believe(request)
     _watch(_Moments([stop for stop in request["stops"] if stop["rank"] == rank]))
     status = 1
     try:
@@ -164,12 +134,56 @@ def _run(request: Mapping[str, Any]) -> int:
     except BaseException:
         traceback.print_exc()
     # no functions of `atexit`: they would remove temporary folders that imports made, and that all processes share
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            status = 120  # as Python ends
+    try:
+        _flush()
+    except BrokenPipeError:
+        status = 120  # as Python ends
     return status
+
+
+def _connect(request: Mapping[str, Any]) -> None:
+    """Connect the standard streams to files, or to a program that reads."""
+    log, errors = (os.open(f"{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("out", "err"))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(errors, 2)
+    if not request["reader"]:
+        return
+    reads, writes = os.pipe()
+    reader = subprocess.Popen(request["reader"], stdin=reads, stdout=log, close_fds=True)
+    os.close(reads)
+    for number in (1, 2) if request["both"] else (1,):
+        os.dup2(writes, number)
+    os.close(writes)
+    if request["reader"] == ["true"]:
+        reader.wait()
+
+
+def _limit(request: Mapping[str, Any]) -> None:
+    """Set signals and resources; the tests themselves may run under nohup, or behind a shell's &."""
+    import resource
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in request["ignore"]:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
+    for name, value in request["limit"].items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
+def _make_believe(request: Mapping[str, Any]) -> int:
+    """Let the process look as if its script had just been started; return its rank."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+    from wandb.sdk.data_types._private import MEDIA_TMP
+
+    os.makedirs(MEDIA_TMP.name, exist_ok=True)  # which a process forked before this one may have removed
+    sys.argv = [request["program"], *request["arguments"]]
+    sys.orig_argv = [sys.executable, *sys.argv]  # what starts other processes sees a script that Python was given
+    sys.modules["__main__"].__spec__ = None
+    rank = int(os.environ.get("RANK", "0"))
+    if "RANK" in os.environ:
+        rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as its import does
+    return rank
 
 
 def _wait(process: int, seconds: float) -> int | None:

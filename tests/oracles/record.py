@@ -12,7 +12,7 @@ import torch
 
 from tests.oracles import recorded
 
-MODULES = ["corpora"]
+MODULES = ["corpora", "initial_weights", "small_runs"]
 
 
 def main() -> None:

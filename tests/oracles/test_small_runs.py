@@ -18,6 +18,9 @@ FIGURES = {
     *("train/loss", "train/ppl", "train/bpc", "train/grad_norm", "train/clipped_share", "lr"),
     *("val/loss", "val/ppl", "val/bpc", "val/memory_gain", "test/loss", "test/ppl", "test/bpc"),
 }
+STEADY = "optimizer.eps=1e-4"
+"""With Adam's own eps the smallest gradients' last bits, which a processor's instructions decide, make whole steps."""
+
 ADAPTIVE = ["data.tokenizer=word", "model.cutoffs=[8,20]", "model.div_val=2"]
 
 
@@ -83,6 +86,8 @@ CASES: dict[str, Case] = {
 def run(name: str, work: Path) -> tiny.Run:
     case = CASES[name]
     settings = tiny.settings(work, network=case.network)
+    if not {"optimizer=sgd", "trainer.precision=64-true"} & set(case.overrides):
+        settings.append(STEADY)
     overrides = case.files(work)
     if any(line.startswith("init_from=") for line in overrides):
         settings = [line for line in settings if not line.startswith("model")]
@@ -100,10 +105,10 @@ def observe(name: str, work: Path) -> dict[str, Any]:
             figures.setdefault(entry["name"], []).append(entry["value"])
     sums = {}
     for checkpoint in ("last", "best"):
-        weights = dict(txl.load_model(done.folder, checkpoint=checkpoint).named_parameters())
+        weights = txl.load_model(done.folder, checkpoint=checkpoint).requires_grad_(False)
         sums[checkpoint] = {
-            weight: [float(tensor.double().sum()), float(tensor.double().abs().sum())]
-            for weight, tensor in weights.items()
+            name: [float(weight.double().sum()), float(weight.double().abs().sum())]
+            for name, weight in weights.named_parameters()
         }
     return {"figures": dict(sorted(figures.items())), "weights": sums}
 

@@ -81,5 +81,5 @@ def test_limits_of_an_evaluation_are_shares_of_its_windows(stride: str, windows:
 
 
 def test_a_run_of_no_steps_reads_nothing() -> None:
-    plan = planned("trainer.max_steps=0")
+    plan = planned("trainer.max_steps=0", "init_from=some/model")
     assert (plan.max_steps, plan.epochs, plan.tokens) == (0, 0, 0)

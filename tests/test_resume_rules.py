@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import types
 from collections.abc import Iterator
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import get_args
 
 import pytest
 
 from tests.conftest import REPOSITORY
 from transformer_xl.config import Config
 from transformer_xl.resume_rules import RULES, Change, refusal, who_may_change
+from transformer_xl.settings import Settings
 
 
-def keys_of(cls: Any, prefix: str = "") -> Iterator[str]:
+def keys_of(cls: type[Settings], prefix: str = "") -> Iterator[str]:
     """Dotted names of all settings, of every choice of every group."""
-    for name, hint in get_type_hints(cls).items():
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        groups = [option for option in options if dataclasses.is_dataclass(option)]
+    for name, field in cls.model_fields.items():
+        options = (field.annotation, *get_args(field.annotation))
+        groups = [option for option in options if isinstance(option, type) and issubclass(option, Settings)]
         if not groups:
             yield prefix + name
         for group in groups:
             yield from keys_of(group, f"{prefix}{name}.")
+    for choice in cls.__subclasses__():
+        yield from keys_of(choice, prefix)
 
 
 KEYS = sorted(set(keys_of(Config)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transformer_xl import init_from
-from transformer_xl.config import Config, ConstantConfig, CosineConfig, InverseSquareRootConfig, PlateauConfig
+from transformer_xl.config import Config, CosineConfig
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Vocabulary
-from transformer_xl.data_config import RecallConfig
+from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import LanguageModel, TokenLosses
@@ -27,19 +25,12 @@ from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.parsing import parse
 from transformer_xl.plan import Plan
+from transformer_xl.registry import lookup
 from transformer_xl.run_config import expanded
+from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, parameter_groups
-from transformer_xl.training.schedule import Constant, Cosine, InverseSquareRoot, Plateau, Schedule
-
-_SCHEDULES: dict[type, Callable[..., Schedule]] = {
-    ConstantConfig: Constant,
-    CosineConfig: Cosine,
-    InverseSquareRootConfig: InverseSquareRoot,
-    PlateauConfig: Plateau,
-}
 
 
 def typed_config(composed: DictConfig) -> Config:
@@ -77,6 +68,7 @@ def open_data(
     """
     if isinstance(config.data, RecallConfig):
         return Recall(config=config.data, seed=config.seed)
+    assert isinstance(config.data, StoredConfig)
     return open_corpus(config.data, announce=announce, seed=config.seed, vocabulary=vocabulary, extend=extend)
 
 
@@ -131,14 +123,14 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         model=model,
         train_nll=_train_nll(config, model),
         make_optimizer=optimizer_for_model,
-        schedule=_SCHEDULES[type(scheduler)](peak=optimizer.lr, config=scheduler),
+        schedule=lookup("scheduler", scheduler.kind).factory(peak=optimizer.lr, config=scheduler),
         eval_config=config.eval,
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         skips_nonfinite=config.callbacks.nonfinite.action == "skip",
         identity={
             "format_version": CHECKPOINT_FORMAT,
-            "config": dataclasses.asdict(config),
+            "config": plain(config),
             "vocabulary": data.vocabulary.to_json(),
             "run_id": run_id,
             "data_checksum": data.fingerprint.sha256,

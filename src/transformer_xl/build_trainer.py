@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -23,6 +21,7 @@ from transformer_xl.inference.continuation import sample_tokens
 from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.plan import Plan
+from transformer_xl.settings import plain
 from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.callbacks.heartbeat import Heartbeat
 from transformer_xl.training.callbacks.progress import ProgressDisplay
@@ -43,7 +42,6 @@ _COUNTED_TOKENS = 1_000_000
 _DERIVED_ARGUMENTS = {
     "accumulate_grad_batches",
     "check_val_every_n_epoch",
-    "default_root_dir",
     "enable_checkpointing",
     "enable_progress_bar",
     "fast_dev_run",
@@ -59,7 +57,6 @@ _DERIVED_ARGUMENTS = {
     "overfit_batches",
     "val_check_interval",
 }
-_REFUSED_BY_BAREBONES = {"num_sanity_val_steps", "enable_model_summary", "detect_anomaly", "profiler"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,22 +180,19 @@ def make_trainer(config: Config, plan: Plan, callbacks: Callbacks, *, folder: Pa
     Raises:
         UserError: a device or precision that is not there; more processes than lanes, or other than were started.
     """
-    settings = dataclasses.asdict(config.trainer)
-    plain = {name: value for name, value in settings.items() if name not in _DERIVED_ARGUMENTS}
-    if config.trainer.barebones:
-        plain = {name: value for name, value in plain.items() if name not in _REFUSED_BY_BAREBONES}
-        own: dict[str, Any] = {}
-    else:
-        own = {"logger": False, "log_every_n_steps": 1}
-        own |= {"enable_checkpointing": False, "enable_progress_bar": False}
+    handed_on = {name: value for name, value in plain(config.trainer).items() if name not in _DERIVED_ARGUMENTS}
     environment = launchers.cluster_environment()
     try:
         trainer = Trainer(
-            **plain,
-            **own,
+            **handed_on,
+            logger=False,
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            use_distributed_sampler=False,
             callbacks=callbacks.in_order(),
             plugins=[CheckpointFile(), *([environment] if environment is not None else [])],
-            default_root_dir=settings["default_root_dir"] or folder,
+            default_root_dir=folder,
             max_steps=plan.max_steps,
             accumulate_grad_batches=plan.micro_batches,
             val_check_interval=None if plan.validate_every is None else plan.validate_every * plan.micro_batches,
@@ -239,4 +233,4 @@ def _check_processes(config: Config, processes: int) -> None:
 
 def wants_logger(config: Config) -> bool:
     """Say whether the run may have a logger: not one that only tries things out."""
-    return not config.trainer.fast_dev_run and not config.trainer.barebones
+    return not config.trainer.fast_dev_run

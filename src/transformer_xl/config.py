@@ -1,244 +1,452 @@
-"""Typed schema of the configuration groups.
-
-The numbers stand in `conf/`; here are only names and types, as frozen standard-library dataclasses. `parsing.py` makes
-them from plain containers, `checks.py` refuses values that cannot work.
-"""
+"""All settings of a run, group by group: names, types, and beside them the rules; the numbers stand in `conf/`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from transformer_xl.data_config import AnyDataConfig
-from transformer_xl.model_config import AnyModelConfig
+from pydantic import ConfigDict, Field
+
+from transformer_xl.data_config import Data
+from transformer_xl.registry import nearest
+from transformer_xl.settings import (
+    Amount,
+    Count,
+    Length,
+    Number,
+    Seed,
+    Settings,
+    Share,
+    Width,
+    by_kind,
+    parse,
+)
+
+# ---- the network
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongEvalConfig:
-    """The lengths at which the paper scores a model: a longer memory than it was trained with."""
+class ModelConfig(Settings):
+    """What every network has: layers, memory, and an embedding and output that may be adaptive."""
 
-    segment_len: int
-    mem_len: int
-    clamp_len: int | None
+    kind: str
+    n_layer: Annotated[int, Field(ge=1, lt=10_000)]
+    d_model: Width
+    dropout: Share
+    variational_dropout: bool
+    mem_len: Length
+    clamp_len: Length | None
     same_length: bool
+    d_embed: Width | None
+    cutoffs: list[int]
+    div_val: Width
+    tie_weights: bool
+    tie_projs: Literal["none", "tails", "all"] | list[bool]
+    init_std: Annotated[float, Field(ge=0, lt=1e6)]
+    proj_init_std: Annotated[float, Field(ge=0, lt=1e6)]
+
+    def rules(self) -> Iterator[str]:
+        cutoffs, clusters = self.cutoffs, len(self.cutoffs) + 1
+        if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
+            yield f"cutoffs is {cutoffs}, and must be numbers above 0 that increase"
+        d_embed, needed = self.d_embed or self.d_model, self.div_val ** len(cutoffs)
+        if d_embed < needed:
+            setting = f"d_embed is {d_embed}" + ("" if self.d_embed else ", as model.d_model,")
+            yield (
+                f"{setting} and model.div_val is {self.div_val}: of the {clusters} clusters that model.cutoffs makes "
+                f"the last would have a width below 1; d_embed must be at least {needed}"
+            )
+        if isinstance(self.tie_projs, list) and len(self.tie_projs) != clusters:
+            yield (
+                f"tie_projs is {self.tie_projs}, and must have {clusters} entries, one for each cluster that "
+                "model.cutoffs makes, or be none, tails or all"
+            )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecipeConfig:
-    """What a preset brings along so that it trains as published; the other groups refer to these values."""
+class TransformerConfig(ModelConfig):
+    """What every network with attention has."""
 
-    segment_len: int
-    batch_size: int
-    lr: float
-    warmup_steps: int
-    max_steps: int
-    val_every_n_steps: int
-    gradient_clip_val: float | None
-    long_eval: LongEvalConfig | None
+    n_head: Width
+    d_head: Width
+    d_inner: Width
+    dropatt: Share
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        if self.d_model % 2:
+            yield f"d_model is {self.d_model}, and must be even: half sines, half cosines"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class TransformerXLConfig(TransformerConfig):
+    """The published model; see `model/transformer_xl.py`."""
+
+    kind: Literal["transformer_xl"]
+    pre_norm: bool
+    untie_r: bool
+    attention: Literal["auto", "plain", "blockwise", "sdpa"]
+
+
+class ShawConfig(TransformerConfig):
+    """Learned encodings of the distance (Shaw et al., 2018); those above `max_distance` share one."""
+
+    kind: Literal["shaw"]
+    pre_norm: bool
+    max_distance: Annotated[int, Field(ge=0, lt=1 << 24)]
+
+
+class VaswaniConfig(TransformerConfig):
+    """Sinusoids of the place in the segment, added to the embedding (Vaswani et al., 2017)."""
+
+    kind: Literal["vaswani"]
+    pre_norm: bool
+
+
+class AlRfouConfig(TransformerConfig):
+    """Learned encodings of the place in the segment, added before each layer (Al-Rfou et al., 2018)."""
+
+    kind: Literal["al_rfou"]
+    pre_norm: bool
+    n_positions: Width
+
+
+class RopeConfig(TransformerConfig):
+    """Today's decoder: RMSNorm first, SwiGLU, rotary positions; see `model/transformer_rope.py`."""
+
+    kind: Literal["transformer_rope"]
+    rope_base: Annotated[float, Field(ge=1)]
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        if self.d_head % 2:
+            yield f"d_head is {self.d_head}, and must be even: rotary positions turn pairs"
+
+
+class RecurrentConfig(ModelConfig):
+    """A recurrent network whose state is the memory; `mem_len` 0 forgets it after each segment."""
+
+    kind: Literal["rnn", "gru", "lstm"]
+
+
+Model = Annotated[ModelConfig, by_kind("model", ModelConfig)]
+
+
+class _Holder(Settings):
+    model: Model
+
+
+def parse_model(value: Any) -> ModelConfig:
+    """Turn plain containers into the settings of the network that their `kind` names.
+
+    Raises:
+        UserError: a setting is unknown, missing, or cannot work.
+    """
+    return parse(_Holder, {"model": value}).model
+
+
+# ---- optimization
+
+
+class OptimizerConfig(Settings):
     """Learning rate and weight decay, common to all optimizers."""
 
     kind: str
-    lr: float
-    weight_decay: float
+    lr: Amount
+    weight_decay: Amount
     decay_embeddings: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdamConfig(OptimizerConfig):
     """Adam, or AdamW with decoupled weight decay."""
 
     kind: Literal["adam", "adamw"]
-    beta1: float
-    beta2: float
-    eps: float
+    beta1: Share
+    beta2: Share
+    eps: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
 class LambConfig(OptimizerConfig):
     """LAMB: Adam's step scaled for each tensor to its weights' norm."""
 
     kind: Literal["lamb"]
-    beta1: float
-    beta2: float
-    eps: float
+    beta1: Share
+    beta2: Share
+    eps: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
 class SgdConfig(OptimizerConfig):
     """Stochastic gradient descent."""
 
     kind: Literal["sgd"]
-    momentum: float
+    momentum: Share
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Settings):
     """Warm-up, common to all schedules."""
 
     kind: str
-    warmup_steps: int
+    warmup_steps: Number
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConstantConfig(SchedulerConfig):
     """The same learning rate at every step after warm-up."""
 
     kind: Literal["constant"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CosineConfig(SchedulerConfig):
     """Half a cosine from the peak to `min_lr` over `total_steps`."""
 
     kind: Literal["cosine"]
-    total_steps: int
-    min_lr: float
+    total_steps: Annotated[int, Field(ge=-1)]
+    min_lr: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
 class InverseSquareRootConfig(SchedulerConfig):
     """The learning rate falls with the inverse square root of the step."""
 
     kind: Literal["inv_sqrt"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlateauConfig(SchedulerConfig):
     """The learning rate is multiplied by `factor` after `patience` validations without an improvement."""
 
     kind: Literal["plateau"]
-    factor: float
-    patience: int
-    min_lr: float
+    factor: Share
+    patience: Number
+    min_lr: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+# ---- lengths, recipe
+
+
+class LongEvalConfig(Settings):
+    """The lengths at which the paper scores a model: a longer memory than it was trained with."""
+
+    segment_len: Count
+    mem_len: Length
+    clamp_len: Length | None
+    same_length: bool
+
+
+class RecipeConfig(Settings):
+    """What a preset brings along so that it trains as published; the other groups refer to these values."""
+
+    segment_len: Count
+    batch_size: Count
+    lr: Amount
+    warmup_steps: Number
+    max_steps: int
+    val_every_n_steps: int
+    gradient_clip_val: float | None
+    long_eval: LongEvalConfig | None
+
+
+class EvalConfig(Settings):
     """How validation and test read: independent of training's lengths."""
 
-    batch_size: int
-    segment_len: int
-    mem_len: int
-    clamp_len: int | None
+    batch_size: Count
+    segment_len: Count
+    mem_len: Length
+    clamp_len: Length | None
     same_length: bool
-    stride: int | None
+    stride: Count | None
+
+    def rules(self) -> Iterator[str]:
+        if self.stride is not None and self.stride > self.segment_len:
+            yield f"stride is {self.stride}, and must be null or at most eval.segment_len {self.segment_len}"
+        if self.stride is not None and self.same_length:
+            yield f"stride is {self.stride} with eval.same_length true, and windows need same_length false"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """Every plain argument of Lightning's Trainer; intervals count optimizer steps."""
+def reading_problems(lengths: EvalConfig, model: ModelConfig) -> list[str]:
+    """Find what of `eval.*` a network cannot read; a sentence's part for each problem."""
+    problems = _context_problems("eval", lengths, model)
+    if isinstance(model, AlRfouConfig) and lengths.segment_len > model.n_positions:
+        problems.append(
+            f"eval.segment_len is {lengths.segment_len}, and must be at most model.n_positions {model.n_positions}"
+        )
+    return problems
+
+
+def _context_problems(key: str, lengths: EvalConfig | ModelConfig, model: ModelConfig) -> list[str]:
+    problems = []
+    if lengths.same_length and lengths.mem_len == 0:
+        problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
+    if lengths.clamp_len is not None and not isinstance(model, TransformerXLConfig | ShawConfig):
+        problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {model.kind}")
+    if lengths.same_length and isinstance(model, RecurrentConfig):
+        problems.append(f"{key}.same_length is true, and must be false for {model.kind}")
+    return problems
+
+
+# ---- Lightning's Trainer
+
+_SET_HERE = {
+    "barebones": "this program's callbacks are what it leaves out",
+    "callbacks": "callbacks.* says what runs beside training",
+    "default_root_dir": "hydra.run.dir is the run folder",
+    "logger": "logger=wandb or logger=none chooses it",
+    "plugins": "plugins=[FILE] adds parts of your own",
+    "reload_dataloaders_every_n_epochs": "one loader reads the corpus in its order",
+    "use_distributed_sampler": "the loader deals out the lanes",
+}
+"""Arguments of Trainer that this program sets, and what is to be said instead."""
+
+
+class TrainerConfig(Settings):
+    """The arguments of Lightning's Trainer that mean something here; intervals count optimizer steps.
+
+    Any other plain argument of Trainer may be added, and is handed on.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     accelerator: str
     strategy: str
     devices: int | str | list[int]
-    num_nodes: int
+    num_nodes: Count
     precision: int | str | None
-    fast_dev_run: bool | int
-    max_epochs: int | None
+    fast_dev_run: bool | Number
+    max_epochs: Annotated[int, Field(ge=-1)] | None
     min_epochs: int | None
-    max_steps: int
+    max_steps: Annotated[int, Field(ge=-1)]
     min_steps: int | None
     max_time: str | None
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
-    limit_predict_batches: int | float | None
     overfit_batches: int | float
     val_check_interval: int | float | None
-    check_val_every_n_epoch: int | None
+    check_val_every_n_epoch: Count | None
     num_sanity_val_steps: int | None
-    log_every_n_steps: int
+    log_every_n_steps: Count
     enable_checkpointing: bool
     enable_progress_bar: bool
     enable_model_summary: bool
-    accumulate_grad_batches: int
-    gradient_clip_val: float | None
+    accumulate_grad_batches: Count
+    gradient_clip_val: Annotated[float, Field(gt=0)] | None
     gradient_clip_algorithm: Literal["norm", "value"]
     deterministic: bool | Literal["warn"] | None
     benchmark: bool | None
-    inference_mode: bool
-    use_distributed_sampler: bool
     profiler: str | None
     detect_anomaly: bool
-    barebones: bool
-    sync_batchnorm: bool
-    reload_dataloaders_every_n_epochs: int
-    default_root_dir: str | None
-    enable_autolog_hparams: bool
-    model_registry: str | None
+
+    def rules(self) -> Iterator[str]:
+        yield from self._other_arguments()
+        if self.max_time is not None and seconds_of(self.max_time) is None:
+            yield f"max_time is {self.max_time!r}, and must read DD:HH:MM:SS"
+        if any(word in self.strategy for word in ("spawn", "fork", "notebook")):
+            yield f"strategy is {self.strategy!r}, and must start its processes as commands: use ddp or auto"
+        if self.max_steps == -1 and self.max_epochs in (None, -1):
+            yield "max_steps is -1 and trainer.max_epochs sets no end: give one of them"
+        if self.max_epochs == 0:
+            yield "max_epochs is 0, and must be at least 1, or -1 or null for no limit"
+        interval = self.val_check_interval
+        if isinstance(interval, int) and interval < 1:
+            yield f"val_check_interval is {interval}, and must be at least 1 optimizer step"
+        if isinstance(interval, float) and not 0 < interval <= 1:
+            yield (
+                f"val_check_interval is {interval}, and must be a whole number of optimizer steps, or a fraction of an "
+                "epoch above 0 and at most 1"
+            )
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
+            limit = getattr(self, name)
+            if limit is not None and (limit < 0 or (limit == 0 and name == "limit_train_batches")):
+                yield f"{name} is {limit}, and must be a number of segments above 0, or a share of them"
+            if isinstance(limit, float) and limit > 1:
+                yield f"{name} is {limit}, and must be at most 1.0 as a share, or a whole number"
+
+    def _other_arguments(self) -> Iterator[str]:
+        for name in self.model_extra or {}:
+            if name in _SET_HERE:
+                yield f"{name} cannot be set: {_SET_HERE[name]}"
+            elif name not in _arguments_of_trainer():
+                known = [*type(self).model_fields, *_arguments_of_trainer()]
+                yield f"{name} is not a setting, nor an argument of Lightning's Trainer ({nearest(name, known)})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+def _arguments_of_trainer() -> list[str]:
+    import inspect  # needed where an argument is added, and the import of Lightning takes seconds
+
+    from lightning.pytorch import Trainer
+
+    return [name for name in inspect.signature(Trainer.__init__).parameters if name not in ("self", *_SET_HERE)]
+
+
+def seconds_of(max_time: str) -> float | None:
+    """Read DD:HH:MM:SS; None where it is something else."""
+    parts = max_time.split(":")
+    if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
+        return None
+    days, hours, minutes, seconds = map(int, parts)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+# ---- what runs beside training
+
+
+class CheckpointConfig(Settings):
     """When `last.ckpt` is written, and what is kept; `best.ckpt` follows each validation that is the best so far."""
 
-    every_n_train_steps: int
-    keep: int
+    every_n_train_steps: Count
+    keep: Count
     save_memory: Literal["float32", "bfloat16", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NonfiniteConfig:
+class NonfiniteConfig(Settings):
     """What happens when a gradient is not a finite number; `skip` ends the run after so many steps in a row."""
 
     action: Literal["stop", "skip"]
-    max_in_a_row: int
+    max_in_a_row: Count
 
 
-@dataclass(frozen=True, kw_only=True)
-class DivergenceConfig:
+class DivergenceConfig(Settings):
     """A training loss so far above its best for so many steps is named in the log."""
 
-    nats: float
-    steps: int
+    nats: Amount
+    steps: Count
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThroughputConfig:
-    """Peak of the devices together, operations a second; null means measured once on this machine."""
+class ThroughputConfig(Settings):
+    """Peak of the devices together, operations per second; null: measured once on this machine."""
 
-    peak_flops: float | None
+    peak_flops: Annotated[float, Field(ge=1)] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleConfig:
+class SampleConfig(Settings):
     """A text sampled after each validation; 0 tokens turns it off."""
 
-    n_tokens: int
-    temperature: float
-    top_k: int | None
+    n_tokens: Number
+    temperature: Amount
+    top_k: Count | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryGainConfig:
+class MemoryGainConfig(Settings):
     """What memory gives in each validation, on its first tokens; 0 turns it off."""
 
-    max_tokens: int
+    max_tokens: Number
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """The comparison of memory lengths at the end, on the first tokens of the test split; 0 turns it off."""
 
-    memory_tokens: int
+    memory_tokens: Number
     zero_start: bool
     compare_with: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightAverageConfig:
+class WeightAverageConfig(Settings):
     """An average of the weights over steps, which validation, test and `load_model` use; `start_step` null: none."""
 
-    start_step: int | None
-    decay: float | None
+    start_step: Count | None
+    decay: Share | None
+
+    def rules(self) -> Iterator[str]:
+        if self.decay is not None and self.start_step is None:
+            yield f"decay is {self.decay} with start_step null, and needs a start_step"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallbacksConfig:
+class CallbacksConfig(Settings):
     """What runs beside training."""
 
     checkpoint: CheckpointConfig
@@ -251,15 +459,13 @@ class CallbacksConfig:
     weight_average: WeightAverageConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoLoggerConfig:
-    """Nothing but `metrics.jsonl`, which is always written."""
+class LoggerConfig(Settings):
+    """`kind: none`: nothing but `metrics.jsonl`, which is always written."""
 
-    kind: Literal["none"]
+    kind: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WandbConfig:
+class WandbConfig(LoggerConfig):
     """Weights & Biases; `mode: auto` means online when a key is known and the server answers, else offline."""
 
     kind: Literal["wandb"]
@@ -268,25 +474,61 @@ class WandbConfig:
     group: str | None
     tags: list[str]
     mode: Literal["auto", "online", "offline", "disabled"]
-    timeout_seconds: float
+    timeout_seconds: Annotated[float, Field(ge=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
+# ---- the run
+
+
+class Config(Settings):
     """One run, whole."""
 
-    seed: int
+    seed: Seed
     name: str | None
     resume: str | None
     init_from: str | None
     init_vocabulary: Literal["keep", "extend"]
     compile: bool
-    model: AnyModelConfig
+    model: Model
     recipe: RecipeConfig
-    data: AnyDataConfig
-    optimizer: AdamConfig | LambConfig | SgdConfig
-    scheduler: ConstantConfig | CosineConfig | InverseSquareRootConfig | PlateauConfig
+    data: Data
+    optimizer: Annotated[OptimizerConfig, by_kind("optimizer", OptimizerConfig)]
+    scheduler: Annotated[SchedulerConfig, by_kind("scheduler", SchedulerConfig)]
     eval: EvalConfig
     trainer: TrainerConfig
     callbacks: CallbacksConfig
-    logger: WandbConfig | NoLoggerConfig
+    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
+
+    def rules(self) -> Iterator[str]:
+        model, data = self.model, self.data
+        if model.div_val > 1 and not model.cutoffs and self.init_from is None:
+            yield (
+                f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
+                "model.cutoffs=[2000,10000]"
+            )
+        yield from _context_problems("model", model, model)
+        yield from reading_problems(self.eval, model)
+        if isinstance(model, AlRfouConfig) and data.longest_segment > model.n_positions:
+            yield (
+                f"data.segment_len is {data.segment_len} with data.segment_len_sd {data.segment_len_sd}: segments of "
+                f"up to {data.longest_segment} tokens must be at most model.n_positions {model.n_positions}"
+            )
+        if isinstance(self.scheduler, CosineConfig) and self.scheduler.total_steps == 0 != self.trainer.max_steps:
+            yield "scheduler.total_steps is 0, and must be at least 1, or -1 for the last step"
+        if self.init_vocabulary == "extend" and self.init_from is None:
+            yield "init_vocabulary is 'extend' without init_from, and has nothing to extend"
+        if self.trainer.max_steps == 0 and self.init_from is None:
+            yield "trainer.max_steps is 0, which scores a trained model and trains none: name it by init_from=MODEL"
+        if self.compile:
+            yield from self._compile_rules()
+
+    def _compile_rules(self) -> Iterator[str]:
+        if isinstance(self.model, RecurrentConfig):
+            yield f"compile is true, and must be false for {self.model.kind}: its steps are one kernel already"
+        if isinstance(self.model, TransformerXLConfig) and self.model.attention == "blockwise":
+            yield "compile is true with model.attention 'blockwise', and needs auto, plain or sdpa"
+        if self.data.segment_len_sd or self.data.half_segments:
+            yield (
+                f"compile is true with data.segment_len_sd {self.data.segment_len_sd:g} and data.half_segments "
+                f"{self.data.half_segments:g}, and needs segments of one length: both 0"
+            )

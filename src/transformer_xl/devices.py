@@ -8,14 +8,14 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.parsing import nearest
+from transformer_xl.registry import nearest
+from transformer_xl.settings import replace
 
 _ACCELERATORS = ["auto", "cpu", "gpu", "cuda", "mps", "tpu"]
 

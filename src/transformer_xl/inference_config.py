@@ -1,20 +1,25 @@
-"""Typed schema of `evaluate.py`, `score.py` and `generate.py`; the numbers stand in `conf/`, as for training."""
+"""All settings of `evaluate.py`, `score.py` and `generate.py`; the numbers stand in `conf/`, as for training."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from transformer_xl.data_config import AnyDataConfig
+from pydantic import Field
+
+from transformer_xl.data_config import Data
+from transformer_xl.settings import Amount, Count, Length, Seed, Settings
 
 Own = Literal["own"]
 """The model's own value: that of its run where it comes from one, else of the network."""
 
+SegmentLen = Annotated[int, Field(ge=1, lt=1 << 31)]
+"""A number of tokens that can be read at once."""
+
 Precision = Literal["own", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelChoice:
+class ModelChoice(Settings):
     """Which model, and where it runs; common to all three commands."""
 
     run: str | list[str]
@@ -22,21 +27,20 @@ class ModelChoice:
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadingConfig:
+class ReadingConfig(Settings):
     """How a text is read, independent of training's lengths; a list gives a row for each of its values."""
 
-    batch_size: int | Own
-    segment_len: int | Own | list[int | Own]
-    mem_len: int | Own | list[int | Own]
-    clamp_len: int | Own | list[int | Own | None] | None
+    batch_size: Count | Own
+    segment_len: SegmentLen | Own | list[SegmentLen | Own]
+    mem_len: Length | Own | list[Length | Own]
+    clamp_len: Length | Own | list[Length | Own | None] | None
     same_length: bool | Own | list[bool | Own]
-    stride: int | Own | None
+    stride: Count | Own | None
     precision: Precision
-    max_tokens: int | None
+    max_tokens: Count | None
     long: bool
     attention: bool
-    attention_tokens: int
+    attention_tokens: Count
 
     @property
     def is_varied(self) -> bool:
@@ -46,26 +50,27 @@ class ReadingConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelChoice):
     """`evaluate.py`, whole."""
 
     split: Literal["train", "valid", "test"]
-    data: AnyDataConfig | None
+    data: Data | None
     wandb: bool
     eval: ReadingConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextConfig:
+class ContextConfig(Settings):
     """What a session remembers."""
 
-    mem_len: int | Own
-    clamp_len: int | Own | None
+    mem_len: Length | Own
+    clamp_len: Length | Own | None
     same_length: bool | Own
 
+    def rules(self) -> Iterator[str]:
+        if self.same_length is True and self.mem_len == 0:
+            yield "same_length is true with memory.mem_len 0, and needs a memory.mem_len of at least 1"
 
-@dataclass(frozen=True, kw_only=True)
+
 class ScoreConfig(ModelChoice):
     """`score.py`, whole."""
 
@@ -76,33 +81,31 @@ class ScoreConfig(ModelChoice):
     unknown: Literal["refuse", "skip"]
     tokens: bool
     format: Literal["table", "jsonl"]
-    segment_len: int | Own
+    segment_len: SegmentLen | Own
     memory: ContextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Settings):
     """How tokens are drawn, and when a text ends."""
 
-    n_tokens: int
-    repetition_penalty: float
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    samples: int
-    batch_size: int
+    n_tokens: Count
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)]
+    temperature: Amount
+    top_k: Count | None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None
+    samples: Count
+    batch_size: Count
     stop: list[str] | str
     end_at_document: bool
-    segment_len: int | Own
+    segment_len: SegmentLen | Own
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ModelChoice):
     """`generate.py`, whole."""
 
     precision: Precision
-    seed: int
+    seed: Seed
     prompt: str | None
     prompt_file: str | None
     prompt_unit: Literal["file", "line"]

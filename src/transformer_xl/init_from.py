@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +10,11 @@ from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
-from transformer_xl.data_config import TOKENIZERS, AnyDataConfig, CorpusConfig, PublishedConfig
+from transformer_xl.data_config import TOKENIZERS, CorpusConfig, DataConfig, PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.embedding import kept_cutoffs
+from transformer_xl.settings import plain, replace
 
 _ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
 
@@ -40,7 +39,7 @@ def model_settings(
     """
     if "model" in given:
         return dict(composed)
-    settings = dataclasses.asdict(source.config)
+    settings = plain(source.config)
     # a cutoff beyond the source's vocabulary makes no cluster, and must make none when the vocabulary is extended
     settings["cutoffs"] = kept_cutoffs(source.config, vocab_size=source.vocab_size)
     settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
@@ -90,7 +89,7 @@ def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
     return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
 
 
-def fitting(vocabulary: Vocabulary, data: AnyDataConfig) -> Vocabulary:
+def fitting(vocabulary: Vocabulary, data: DataConfig) -> Vocabulary:
     """Give the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
 
     Args:

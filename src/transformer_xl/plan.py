@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformer_xl.checks import seconds_of
-from transformer_xl.config import Config, TrainerConfig
+from transformer_xl.config import Config, TrainerConfig, seconds_of
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.segments import EvalWindows, Segments, training_segments
 
@@ -75,7 +74,7 @@ def make_plan(config: Config, data: Dataset) -> Plan:
         min_steps=max(trainer.min_steps or 0, _steps_of_epochs(trainer.min_epochs or 0, trainer, layout)),
         max_seconds=None if trainer.max_time is None else seconds_of(trainer.max_time),
         log_every=trainer.log_every_n_steps,
-        checkpointing=trainer.enable_checkpointing and not dev_steps and not trainer.barebones,
+        checkpointing=trainer.enable_checkpointing and not dev_steps,
     )
 
 

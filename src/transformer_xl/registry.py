@@ -14,9 +14,9 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 HOMES: dict[str, tuple[str, ...]] = {
     "position": (),
-    "model": (),
-    "optimizer": (),
-    "scheduler": (),
+    "model": ("transformer_xl.model.registry",),
+    "optimizer": ("transformer_xl.training.optim",),
+    "scheduler": ("transformer_xl.training.schedule",),
     "memory": (),
     "tokenizer": (),
     "corpus": (),

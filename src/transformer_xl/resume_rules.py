@@ -41,7 +41,7 @@ RULES: dict[Change, tuple[str, ...]] = {
         *("model.*", "recipe.*", "data.*", "optimizer.*", "scheduler.kind"),
         *("trainer.precision", "trainer.accumulate_grad_batches"),
         *("trainer.limit_train_batches", "trainer.overfit_batches"),
-        *("trainer.fast_dev_run", "trainer.barebones"),
+        "trainer.fast_dev_run",
     ),
 }
 """Names of settings, and `group.*` for the settings of a group that no class names."""

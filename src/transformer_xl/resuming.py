@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from transformer_xl.config import Config
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.native import read_checkpoint
 from transformer_xl.resume_rules import Change, who_may_change
+from transformer_xl.settings import plain
 from transformer_xl.training.checkpoint_file import LAST, step_checkpoints
 from transformer_xl.training.saved_memory import ROUNDED_FROM
 
@@ -110,7 +110,7 @@ def check_belongs(path: Path, checkpoint: Mapping[str, Any], config: Config) -> 
     Raises:
         UserError: the settings that differ, with both values.
     """
-    theirs, ours = _dotted(checkpoint["config"]), _dotted(dataclasses.asdict(config))
+    theirs, ours = _dotted(checkpoint["config"]), _dotted(plain(config))
     differences = [
         f"{key} is {theirs.get(key, 'missing')} in it and {ours.get(key, 'missing')} here"
         for key in dict.fromkeys([*ours, *theirs])

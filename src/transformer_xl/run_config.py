@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ import yaml
 from transformer_xl.config import Config
 from transformer_xl.data_config import TOKENIZERS, CorpusConfig, StoredConfig
 from transformer_xl.errors import UserError, naming_file
-from transformer_xl.parsing import nearest, parse
+from transformer_xl.registry import nearest
 from transformer_xl.resume_rules import refusal
+from transformer_xl.settings import parse, plain, replace
 
 _OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
 """What runs did before there was a setting for it, which their folders therefore lack."""
@@ -76,10 +75,10 @@ def continued_config(folder: Path, composed: Config, *, given: Collection[str]) 
     Raises:
         UserError: the command is that of another run.
     """
-    saved = dataclasses.asdict(expanded(parse(Config, read_config(folder))))
+    saved = plain(expanded(parse(Config, read_config(folder))))
     if "logger" in given and composed.logger.kind != saved["logger"]["kind"]:
-        saved["logger"] = dataclasses.asdict(composed.logger)  # another one has other settings
-    asked = _flat(dataclasses.asdict(replace(composed, resume=None)))
+        saved["logger"] = plain(composed.logger)  # another one has other settings
+    asked = _flat(plain(replace(composed, resume=None)))
     problems = []
     for key, was in _flat(saved).items():
         value = asked.get(key, was)
@@ -151,7 +150,7 @@ def _with_newer_settings(saved: dict[str, Any]) -> dict[str, Any]:
 def write_config(config: Config, folder: Path) -> None:
     """Write the resolved configuration to the run folder."""
     temporary = folder / "config.yaml.tmp"
-    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
     with naming_file(temporary):
         temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, folder / "config.yaml")

@@ -5,7 +5,6 @@ Letters: B lanes, T queries, M memory, S = M + T keys, N heads, H head width.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.mask import AttentionMask, attention_mask
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.settings import replace
 
 LANES = 2
 WORST = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -115,7 +115,7 @@ def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
     segment_len = setting.recipe("txl_base_nvidia")["segment_len"]
     for name in own_attentions(compiled=True):
         config = setting.model_config("txl_base_nvidia", attention=name)
-        config = dataclasses.replace(config, n_layer=2, dropout=0.0)
+        config = replace(config, n_layer=2, dropout=0.0)
         losses = []
         for compiles in (False, True):
             torch.manual_seed(0)

@@ -5,7 +5,6 @@ Letters: B lanes, T tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,12 +17,13 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from transformer_xl.config import TransformerXLConfig, parse_model
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model_config import TransformerXLConfig, parse_model
+from transformer_xl.settings import plain
 
 CONF = Path(__file__).parents[2] / "conf"
 VOCABULARY = {"txl_base_nvidia": 267_735, "txl_base": 267_735, "txl_char_base": 204}
@@ -244,7 +244,7 @@ def transformers_training(setting: Setting, *, preset: str, lanes: int) -> Steps
     from transformers import TransfoXLConfig, TransfoXLModel
 
     config, segment_len = setting.model_config(preset, attention="plain"), setting.recipe(preset)["segment_len"]
-    sizes = dataclasses.asdict(config)
+    sizes = plain(config)
     same = ("d_model", "n_head", "d_head", "d_inner", "n_layer", "mem_len", "dropout", "dropatt")
     body = TransfoXLModel(
         TransfoXLConfig(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import math
@@ -32,6 +31,7 @@ from transformer_xl.inference import texts
 from transformer_xl.inference.scoring import TextScore
 from transformer_xl.inference_config import ContextConfig, ScoreConfig
 from transformer_xl.model.registry import make_model
+from transformer_xl.settings import replace
 
 WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
 ENDS = ByteVocabulary(end_of_document=True)
@@ -181,15 +181,15 @@ CONFIG = ScoreConfig(
     ("changes", "words"),
     [
         ({"segment_len": 0}, "segment_len is 0, and must be at least 1"),
-        ({"segment_len": 2**31}, "segment_len is 2147483648, and must be at least 1 and below 2147483648"),
-        ({"memory": ContextConfig(mem_len=2**31, clamp_len=1, same_length="own")}, "memory.mem_len is 2147483648"),
-        ({"memory": ContextConfig(mem_len=9, clamp_len=2**40, same_length="own")}, "memory.clamp_len is 10995116277"),
-        ({"memory": ContextConfig(mem_len=-1, clamp_len=None, same_length="own")}, "memory.mem_len is -1, and must be"),
-        ({"memory": ContextConfig(mem_len=9, clamp_len=-2, same_length="own")}, "memory.clamp_len is -2, and must be"),
-        ({"memory": ContextConfig(mem_len=0, clamp_len=None, same_length=True)}, "memory.same_length is true with"),
+        ({"segment_len": 2**31}, "segment_len is 2147483648, and must be below 2147483648"),
+        ({"memory": {"mem_len": 2**31, "clamp_len": 1, "same_length": "own"}}, "memory.mem_len is 2147483648"),
+        ({"memory": {"mem_len": 9, "clamp_len": 2**40, "same_length": "own"}}, "memory.clamp_len is 10995116277"),
+        ({"memory": {"mem_len": -1, "clamp_len": None, "same_length": "own"}}, "memory.mem_len is -1, and must be"),
+        ({"memory": {"mem_len": 9, "clamp_len": -2, "same_length": "own"}}, "memory.clamp_len is -2, and must be"),
+        ({"memory": {"mem_len": 0, "clamp_len": None, "same_length": True}}, "memory.same_length is true with"),
         ({"unknown": "skip", "context": "carry"}, "unknown is skip with context carry"),
         (
-            {"context": "carry", "memory": ContextConfig(mem_len=0, clamp_len=None, same_length="own")},
+            {"context": "carry", "memory": {"mem_len": 0, "clamp_len": None, "same_length": "own"}},
             "context is carry and memory.mem_len is 0",
         ),
         ({"texts": "none, here"}, "texts=none, here names no file"),
@@ -201,13 +201,15 @@ CONFIG = ScoreConfig(
 def test_nonsense_is_refused(changes: dict[str, Any], words: str) -> None:
     check(CONFIG, given=["format"])
     with pytest.raises(UserError, match=re.escape(words)):
-        check(dataclasses.replace(CONFIG, **changes), given=["format"])
+        check(replace(CONFIG, **changes), given=["format"])
 
 
 def test_mistakes_are_told_before_the_model_is_looked_for(call: Call) -> None:
     refused = call(Path("no/model at all"), "texts=no, file", "segment_len=0", "format=table", "tokens=true")
     assert refused.status == 2
-    assert refused.err.startswith("error: segment_len is 0, and must be at least 1 and below 2147483648; format")
+    assert refused.err == "error: segment_len is 0, and must be at least 1 or own\n"
+    refused = call(Path("no/model at all"), "texts=no, file", "format=table", "tokens=true")
+    assert refused.err.startswith("error: format is table")
     assert "; texts=no, file names no file, and must name one, or be - for standard input" in refused.err
     assert refused.err.count("\n") == 1
     several = call(Path("no/model at all"), "texts=x", "segment_len=1,2")

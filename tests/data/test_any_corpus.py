@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from transformer_xl.data.building import cache
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data_config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import replace
 
 Configs = Callable[..., TextConfig]
 TokensConfigs = Callable[..., TokensConfig]
@@ -65,7 +65,7 @@ def test_a_novel_in_gb18030(tokenizer: str, tmp_path: Path, text_config: Configs
     assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == NOVEL
     assert sum(found.text_bytes.values()) == len(NOVEL.encode())
     with pytest.raises(UserError, match=r"novel\.txt.*in line 1.*not UTF-8"):
-        opened(dataclasses.replace(config, encoding="utf-8", tokenizer="char"))
+        opened(replace(config, encoding="utf-8", tokenizer="char"))
 
 
 def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
@@ -74,7 +74,7 @@ def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
     with pytest.raises(UserError, match=r"a\.txt' at byte 6, .* in line 2, .* 0xff"):
         opened(config)
     for errors, text, note in (("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),):
-        found, lines = opened(dataclasses.replace(config, errors=errors))
+        found, lines = opened(replace(config, errors=errors))
         assert found.vocabulary.decode(found.splits["train"]) == text * 10
         assert sum(note in line for line in lines) == 1
 
@@ -121,7 +121,7 @@ def test_one_document_has_no_end_and_ends_may_be_left_out(tmp_path: Path, text_c
     assert opened(text_config(tmp_path / "a.txt", **WITH_DOCUMENTS))[0].vocabulary.size == 256
     several = text_config(tmp_path / "folder", **WITH_DOCUMENTS)
     assert opened(several)[0].vocabulary.size == 257
-    plain, _ = opened(dataclasses.replace(several, end_of_document=False))
+    plain, _ = opened(replace(several, end_of_document=False))
     assert plain.vocabulary.size == 256
     assert plain.cached.splits["train"].starts is not None
     assert plain.counts()["train"] == plain.text_bytes["train"]
@@ -187,7 +187,7 @@ def test_ids_of_other_programs_in_each_form(form: str, tmp_path: Path, tokens_co
         assert (np.flatnonzero(read == 300) == 50 + 51 * np.arange(10)).all()
     assert found.text_bytes == {}
     with pytest.raises(UserError, match=r"data\.vocab_size|299|below"):
-        opened(dataclasses.replace(config, vocab_size=10))
+        opened(replace(config, vocab_size=10))
 
 
 def test_ids_may_be_split_by_files_or_by_each_documents_hash(tmp_path: Path, tokens_config: TokensConfigs) -> None:
@@ -226,14 +226,14 @@ def test_a_rebuild_is_made_where_it_is_asked_for(tmp_path: Path, text_config: Co
     (found.folder / "train.bin").write_bytes(bytes(len(found.splits["train"])))
     assert len(cache.damage(found.folder)) == 1
     assert opened(config)[1] == [], "flipped bits are not looked for each time"
-    rebuilt, lines = opened(dataclasses.replace(config, rebuild=True))
+    rebuilt, lines = opened(replace(config, rebuild=True))
     assert len(lines) == 2
     assert cache.damage(rebuilt.folder) == []
 
 
 def test_the_standard_library_may_be_read_by_documents(stdlib_config: StdlibConfig) -> None:
     plain, _ = opened(stdlib_config)
-    config = dataclasses.replace(stdlib_config, documents="file", reset_memory="document", order="shuffled")
+    config = replace(stdlib_config, documents="file", reset_memory="document", order="shuffled")
     found, _ = opened(config)
     documents = sum(len(split.starts) for split in found.cached.splits.values() if split.starts is not None)
     assert sum(found.counts().values()) == sum(plain.counts().values()) + documents

@@ -1,4 +1,3 @@
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -23,6 +22,7 @@ from transformer_xl.data.lanes import CorpusLanes
 from transformer_xl.data.locking import only_one
 from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import plain, replace
 
 TextConfigs = Callable[..., TextConfig]
 PublishedConfigs = Callable[..., PublishedConfig]
@@ -53,7 +53,7 @@ def states(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_the_splits_are_the_text(tokenizer: Literal["byte", "char"], config: TextConfig) -> None:
-    found, lines = opened(dataclasses.replace(config, tokenizer=tokenizer))
+    found, lines = opened(replace(config, tokenizer=tokenizer))
     assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == TEXT
     assert found.counts() == {split: len(tokens) for split, tokens in found.splits.items()}
     assert len(lines) == 2
@@ -108,7 +108,7 @@ def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Pat
     folder = tmp_path / "texts"
     folder.mkdir()
     (tmp_path / "a.txt").rename(folder / "a.txt")
-    config = dataclasses.replace(config, path=str(folder))
+    config = replace(config, path=str(folder))
     changes: list[Callable[[], object]] = [
         lambda: os.utime(folder / "a.txt", ns=(7, 7)),
         lambda: (folder / "a.txt").write_text(TEXT * 2),
@@ -124,14 +124,14 @@ def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Pat
 def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
     changed = [
         config,
-        dataclasses.replace(config, tokenizer="char"),
-        dataclasses.replace(config, valid_fraction=0.2),
-        dataclasses.replace(config, test_fraction=0.2),
+        replace(config, tokenizer="char"),
+        replace(config, valid_fraction=0.2),
+        replace(config, test_fraction=0.2),
     ]
     folders = [opened(one)[0].folder for one in changed]
     assert len(set(folders)) == 4
     assert all(folder.name.startswith("text-") and len(folder.name) == len("text-") + 12 for folder in folders)
-    assert opened(dataclasses.replace(config, batch_size=1, segment_len=1))[1] == []
+    assert opened(replace(config, batch_size=1, segment_len=1))[1] == []
 
 
 def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,12 +229,12 @@ config = TextConfig(**json.loads(sys.argv[1]))
 
 
 def python(code: str, config: TextConfig) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", BUILD + code, json.dumps(dataclasses.asdict(config))]
+    arguments = [sys.executable, "-c", BUILD + code, json.dumps(plain(config))]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(config, tokenizer="word")
+    config = replace(config, tokenizer="word")
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
 lines = []
@@ -305,7 +305,7 @@ def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
     with pytest.raises(UserError, match=r"at byte 80, .*not UTF-8"):
-        opened(dataclasses.replace(config, tokenizer="char"))
+        opened(replace(config, tokenizer="char"))
     assert left(config) == []
 
 
@@ -325,7 +325,7 @@ def test_a_source_that_changes_during_the_build_is_refused(
 @pytest.mark.parametrize("cache_dir", ["/dev/null", "/dev/null/cache"])
 def test_a_cache_that_cannot_be_written_is_named(cache_dir: str, config: TextConfig) -> None:
     with pytest.raises(UserError, match=rf"data\.cache_dir is '{cache_dir}', and must be a folder that can be written"):
-        opened(dataclasses.replace(config, cache_dir=cache_dir))
+        opened(replace(config, cache_dir=cache_dir))
 
 
 def test_a_full_disk_is_named(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,14 +342,14 @@ def test_the_cache_may_lie_in_the_home_folder(
     config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert opened(dataclasses.replace(config, cache_dir="~/c"))[0].folder.parent == tmp_path / "home/c"
+    assert opened(replace(config, cache_dir="~/c"))[0].folder.parent == tmp_path / "home/c"
 
 
 def test_a_cache_inside_the_text_folder_changes_nothing(config: TextConfig, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text(TEXT)
-    inside = dataclasses.replace(config, path=str(folder), cache_dir=str(folder / "cache"))
+    inside = replace(config, path=str(folder), cache_dir=str(folder / "cache"))
     assert [len(opened(inside)[1]) for _ in range(2)] == [2, 0]
 
 
@@ -378,7 +378,7 @@ def test_words_without_blanks_are_refused(
     text: str, refused: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
-    config = dataclasses.replace(config, tokenizer=tokenizer)
+    config = replace(config, tokenizer=tokenizer)
     if refused and tokenizer in ("word", "wikitext"):
         with pytest.raises(UserError, match=rf"data\.tokenizer is '{tokenizer}', .* few blanks .*: use char or bpe"):
             opened(config)
@@ -394,8 +394,8 @@ def test_line_ends_may_be_dropped(
     monkeypatch.setattr(building_text, "CHUNK_BYTES", chunk_bytes)
     text = "one\ntwo\r\nthree\rfour \u2028\x0b\x85\n\n" * 9
     (tmp_path / "a.txt").write_bytes(text.encode())
-    config = dataclasses.replace(config, tokenizer=tokenizer)
-    kept, dropped = (opened(dataclasses.replace(config, newline=newline))[0] for newline in NEWLINES)
+    config = replace(config, tokenizer=tokenizer)
+    kept, dropped = (opened(replace(config, newline=newline))[0] for newline in NEWLINES)
     for found, expected in ((kept, text), (dropped, text.replace("\r", "").replace("\n", ""))):
         assert "".join(map(found.vocabulary.decode, found.splits.values())) == expected
     assert kept.vocabulary.size - dropped.vocabulary.size == (2 if tokenizer == "char" else 0)
@@ -403,7 +403,7 @@ def test_line_ends_may_be_dropped(
 
 
 def test_a_split_without_a_byte_opens_and_is_refused_when_used(config: TextConfig) -> None:
-    config = dataclasses.replace(config, valid_fraction=0.0)
+    config = replace(config, valid_fraction=0.0)
     for _ in range(2):
         found, _ = opened(config)
         assert found.counts()["valid"] == 0
@@ -435,7 +435,7 @@ def test_memory_does_not_grow_with_the_text(
 ) -> None:
     monkeypatch.setattr(building_text, "CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(cache, "_HASHED_AT_ONCE", 1 << 14)
-    config = dataclasses.replace(config, tokenizer=tokenizer)
+    config = replace(config, tokenizer=tokenizer)
     opened(config)  # what imports and caches hold is not counted
 
     def peak(repeats: int) -> int:

@@ -1,6 +1,5 @@
 """A corpus encoded with the vocabulary of a trained model."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformer_xl.data.tokenizer import (
 )
 from transformer_xl.data_config import PublishedConfig, TextConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import replace
 
 TextConfigs = Callable[..., TextConfig]
 PublishedConfigs = Callable[..., PublishedConfig]
@@ -53,7 +53,7 @@ def test_the_given_vocabulary_decides(config: TextConfig) -> None:
 
 
 def test_every_vocabulary_has_a_folder_of_its_own(config: TextConfig) -> None:
-    config = dataclasses.replace(config, tokenizer="char")
+    config = replace(config, tokenizer="char")
     own, _ = opened(config, None)
     assert isinstance(own.vocabulary, CharVocabulary)
     characters = own.vocabulary.symbols
@@ -106,7 +106,7 @@ def test_dropped_line_ends_are_not_missing(
     chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", chunk_bytes)
-    config = dataclasses.replace(config, newline="drop")
+    config = replace(config, newline="drop")
     found, _ = opened(config, CharVocabulary(["a", "b", "c", "z", " ", "\u00e9"]))
     assert found.vocabulary.decode(found.splits["train"]) == TRAIN.replace("\n", "")
     (tmp_path / "text/valid.txt").write_text("a\n\r\n\u00e9\u00e9z\n", encoding="utf-8")
@@ -167,7 +167,7 @@ def test_what_is_no_vocabulary_of_text_is_refused(config: TextConfig) -> None:
     with pytest.raises(UserError, match=r"data is text, which is text, and the trained model's vocabulary has numbers"):
         opened(config, SymbolVocabulary(8))
     with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for a vocabulary of kind wiki"):
-        opened(dataclasses.replace(config, newline="drop"), WikitextVocabulary(["<eos>", "<unk>"]))
+        opened(replace(config, newline="drop"), WikitextVocabulary(["<eos>", "<unk>"]))
 
 
 def test_a_text_that_changes_meanwhile_is_the_reason(
@@ -193,6 +193,6 @@ def test_a_cache_of_another_vocabulary_is_none(config: TextConfig) -> None:
     assert lines == []
     with pytest.raises(UserError, match=r"vocabulary\.json is damaged: data\.rebuild=true builds it again"):
         _ = again.vocabulary
-    rebuilt, lines = opened(dataclasses.replace(config, rebuild=True), vocabulary)
+    rebuilt, lines = opened(replace(config, rebuild=True), vocabulary)
     assert len(lines) == 2
     assert rebuilt.vocabulary.hash() == vocabulary.hash()

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +7,7 @@ from transformer_xl.data.lanes import NOT_COUNTED
 from transformer_xl.data.recall import Recall, RecallLanes
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import replace
 
 CONFIG = RecallConfig(
     kind="recall",
@@ -59,7 +58,7 @@ def test_half_the_targets_count_in_runs_of_a_block() -> None:
 
 
 def test_lanes_start_at_their_own_offsets() -> None:
-    config = dataclasses.replace(CONFIG, batch_size=64, train_tokens=64 * 24)
+    config = replace(CONFIG, batch_size=64, train_tokens=64 * 24)
     counted = lanes(config=config).read(epoch=0, lanes=range(64), start=12, stop=24).targets_BT != NOT_COUNTED
     assert len({tuple(row) for row in counted.tolist()}) > 8
 
@@ -105,7 +104,7 @@ def test_held_out_blocks_hang_on_the_split_alone() -> None:
 
 
 def test_symbols_are_uniform_and_blocks_independent() -> None:
-    config = dataclasses.replace(CONFIG, train_tokens=4 * 20_000)
+    config = replace(CONFIG, train_tokens=4 * 20_000)
     shares = np.bincount(whole(lanes(config=config)).reshape(-1), minlength=8) / 80_000
     assert np.abs(shares - 1 / 8).max() < 0.01
     row = whole(lanes(config=config))[0]
@@ -118,7 +117,7 @@ def test_the_task_looks_like_a_corpus() -> None:
     assert recall.vocabulary.size == 8
     assert recall.counts() == {"train": 400, "valid": 240, "test": 240}
     assert recall.fingerprint == Recall(config=CONFIG, seed=2).fingerprint
-    longer = dataclasses.replace(CONFIG, eval_tokens=480)
+    longer = replace(CONFIG, eval_tokens=480)
     assert recall.fingerprint != Recall(config=longer, seed=1).fingerprint
     assert lanes().predictions == 400
 

@@ -126,7 +126,7 @@ def test_without_anything_to_begin_after_a_prompt_is_asked_for() -> None:
         ({"n_tokens": 2.5}, "^n_tokens is 2.5, and must be a whole number$"),
         (
             {"seed": 1.5, "stop": None},
-            "^seed is 1.5, and must be a whole number; stop is None, and must be a list or a",
+            "^seed is 1.5, and must be a whole number; stop is null, and must be a list or a",
         ),
         ({"top_k": 2.5}, "^top_k is 2.5, and must be a whole number or null$"),
         ({"temperature": "hot"}, "^temperature is 'hot', and must be a number$"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.settings import plain
 
 
 def checkpoint_of(model: LanguageModel, **changes: Any) -> dict[str, Any]:
     """Plain containers and tensors, among much that only a resume needs."""
     return {
         "format_version": CHECKPOINT_FORMAT,
-        "config": {"seed": 1, "model": dataclasses.asdict(model.config)},
+        "config": {"seed": 1, "model": plain(model.config)},
         "vocabulary": model.vocabulary.to_json(),
         "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         "optimizer_states": [{"step": torch.tensor(3.0)}],

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import transformer_xl
 from tests.conftest import tiny_model_config
 from tests.interop.checkpoints import write_checkpoint
 from tests.interop.conftest import SYMBOLS
+from transformer_xl.config import ModelConfig, parse_model
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import model_weights, read_checkpoint, save_model
 from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
-from transformer_xl.model_config import ModelConfig, parse_model
+from transformer_xl.settings import plain
 
 
 def assert_same(loaded: LanguageModel, model: LanguageModel) -> None:
@@ -57,8 +57,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def of_kind(kind: str, **changes: Any) -> LanguageModel:
     """A model of any kind, with clusters and projections."""
-    common = {field.name for field in dataclasses.fields(ModelConfig)}
-    values = {name: value for name, value in dataclasses.asdict(tiny_model_config()).items() if name in common}
+    common = set(ModelConfig.model_fields)
+    values = {name: value for name, value in plain(tiny_model_config()).items() if name in common}
     clusters = {"cutoffs": [4, 9], "div_val": 2, "tie_projs": [False, True, False]}
     config = parse_model({**values, **clusters, **KINDS[kind], **changes, "kind": kind})
     return make_model(config, vocab_size=len(SYMBOLS)).eval()
@@ -83,7 +83,7 @@ def test_a_saved_model_keeps_its_precision(model: LanguageModel, tmp_path: Path,
 def test_a_saved_folder_holds_no_pickle_and_no_temporary_file(model: LanguageModel, tmp_path: Path) -> None:
     save_model(model, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors", "vocabulary.json"}
-    assert json.loads((tmp_path / "config.json").read_text())["model"] == dataclasses.asdict(model.config)
+    assert json.loads((tmp_path / "config.json").read_text())["model"] == plain(model.config)
     json.loads((tmp_path / "vocabulary.json").read_text())
     header = (tmp_path / "model.safetensors").read_bytes()[8:9]
     assert header == b"{"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -10,19 +9,14 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V
+from transformer_xl.config import AlRfouConfig, ModelConfig, RecurrentConfig, RopeConfig, ShawConfig, VaswaniConfig
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Memory, SlotMemory, StateMemory
-from transformer_xl.model.registry import MODELS, make_model
-from transformer_xl.model_config import (
-    AlRfouConfig,
-    ModelConfig,
-    RecurrentConfig,
-    RopeConfig,
-    ShawConfig,
-    VaswaniConfig,
-)
+from transformer_xl.model.registry import make_model
+from transformer_xl.registry import names
+from transformer_xl.settings import plain, replace
 
-KINDS = sorted(MODELS)
+KINDS = names("model")
 RECURRENT = ["gru", "lstm", "rnn"]
 OF_PLACES = ["al_rfou", "vaswani"]
 TRANSFORMERS = sorted(set(KINDS) - set(RECURRENT))
@@ -43,10 +37,10 @@ def config_of(kind: str, **changes: Any) -> ModelConfig:
     """Give a configuration; settings that the kind lacks are refused."""
     published = tiny_model_config()
     if kind == "transformer_xl":
-        return dataclasses.replace(published, **changes)
-    values = dataclasses.asdict(published) | OWN | {"kind": kind}
-    names = {field.name for field in dataclasses.fields(CLASSES[kind])}
-    return CLASSES[kind](**({name: value for name, value in values.items() if name in names} | changes))
+        return replace(published, **changes)
+    values = plain(published) | OWN | {"kind": kind}
+    known = set(CLASSES[kind].model_fields)
+    return CLASSES[kind](**({name: value for name, value in values.items() if name in known} | changes))
 
 
 def model_of(kind: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:

@@ -10,10 +10,9 @@ import pytest
 import torch
 import yaml
 
-from transformer_xl.config import RecipeConfig
+from transformer_xl.config import RecipeConfig, parse_model
 from transformer_xl.model.registry import make_model
-from transformer_xl.model_config import parse_model
-from transformer_xl.parsing import parse
+from transformer_xl.settings import parse
 
 CONF = Path(__file__).parents[2] / "conf"
 ENWIK8, TEXT8, BYTES = 204, 27, 256

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.parsing import nearest
+from transformer_xl.registry import nearest
 from transformer_xl.resuming import check_belongs, newest_checkpoint
+from transformer_xl.settings import replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ def _continued(composed: DictConfig, context: RunContext) -> Beginning:
     found = newest_checkpoint(folder)
     if found is None:
         beginning = _over(_new(composed, context), folder)
-        return replace(beginning, is_done=True, notes=()) if was_finished(folder) else beginning
+        return dataclasses.replace(beginning, is_done=True, notes=()) if was_finished(folder) else beginning
     path, checkpoint, note = found
     if composed.get("init_from") is not None and "model" not in context.given:
         named = {key.removeprefix("model.") for key in context.given if key.startswith("model.")}
@@ -106,7 +108,7 @@ def _continued(composed: DictConfig, context: RunContext) -> Beginning:
 
 
 def _over(beginning: Beginning, folder: Path) -> Beginning:
-    return replace(
+    return dataclasses.replace(
         beginning,
         identity=read_identity(folder) or beginning.identity,
         is_old=True,

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from transformer_xl.commands import folders, literals, mistakes, sweep
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.parsing import parse
 from transformer_xl.run_config import expanded
+from transformer_xl.settings import parse
 
 _CONFIG_NAME = "train"
 

@@ -127,9 +127,8 @@ def _run(command: str, settings: list[str], *, verify: bool) -> int:
 
 def _open(config: Config, *, command: str) -> Corpus:
     """Open the corpus as a run does that begins from no other."""
-    from transformer_xl.checks import check
     from transformer_xl.data.corpus import open_corpus
-    from transformer_xl.data_config import RecallConfig
+    from transformer_xl.data_config import RecallConfig, StoredConfig
 
     if isinstance(config.data, RecallConfig):
         raise UserError(
@@ -142,7 +141,7 @@ def _open(config: Config, *, command: str) -> Corpus:
                 f"{name} is {source!r}, and must be left out: txl-data reads a corpus by its own vocabulary, and "
                 "train.py by a trained model's when it starts"
             )
-    check(config)
+    assert isinstance(config.data, StoredConfig)
     return open_corpus(config.data, announce=print, seed=config.seed)
 
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformer_xl.commands import command_line
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.parsing import parse
+from transformer_xl.settings import parse
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ from transformer_xl.commands.summary import metric
 from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.model_checks import at_least
 from transformer_xl.scores import Score
 
 _PICTURES = "evaluation"
@@ -46,14 +45,6 @@ class Evaluation:
         self._config = config
         self._command = command
         self._console = Console(highlight=False)
-        asked = config.eval
-        problems = at_least(
-            1,
-            eval__max_tokens=asked.max_tokens,
-            eval__attention_tokens=asked.attention_tokens,
-        )
-        if problems:
-            raise UserError("; ".join(problems))
         self._sources = find_sources(config.run, checkpoint=config.checkpoint)
         moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         several = Path("outputs", f"evaluation-{moment}")

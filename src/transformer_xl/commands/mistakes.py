@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from transformer_xl.commands import literals
 from transformer_xl.errors import UserError
-from transformer_xl.parsing import nearest
+from transformer_xl.registry import nearest
 
 VERSION_BASE = "1.3"
 EXIT_STATUS = 2

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ from transformer_xl.inference.baselines import compressed_bits, unigram_score
 from transformer_xl.inference.evaluation import evaluate
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
+from transformer_xl.settings import plain, replace
 from transformer_xl.training import names
 from transformer_xl.training.loggers import UPLOAD_WITH
 
@@ -63,7 +62,7 @@ def memory_rows(
             changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
         readings[f"test, memory {changed.mem_len}"] = changed
     if long_eval is not None:
-        readings["test, at the paper's lengths"] = replace(lengths, stride=None, **dataclasses.asdict(long_eval))
+        readings["test, at the paper's lengths"] = replace(lengths, stride=None, **plain(long_eval))
     return [
         _read(label, model, data, lengths=changed, max_tokens=max_tokens, autocast=autocast)
         for label, changed in readings.items()

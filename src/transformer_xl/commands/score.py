@@ -10,11 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from transformer_xl.commands import command_line
 from transformer_xl.commands.command_line import RunContext
-from transformer_xl.commands.context_checks import check_memory, number
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ScoreConfig
-from transformer_xl.model_checks import token_counts
-from transformer_xl.parsing import parse
+from transformer_xl.settings import parse
 
 STANDARD_INPUT = "-"
 
@@ -48,7 +46,7 @@ def check(config: ScoreConfig, *, given: Collection[str]) -> None:
     Raises:
         UserError: every problem found, in one sentence.
     """
-    problems = token_counts(1, segment_len=number(config.segment_len)) + check_memory(config.memory)
+    problems = []
     if config.tokens and config.format == "table" and "format" in given:
         problems.append("format is table with tokens=true, which writes JSON lines: give format=jsonl, or leave it out")
     problems += _check_texts(config.texts) + _check_carrying(config)
@@ -81,7 +79,7 @@ def _check_texts(texts: str) -> list[str]:
 
 
 def _check_carrying(config: ScoreConfig) -> list[str]:
-    problems = check_carried(config, mem_len=number(config.memory.mem_len))
+    problems = check_carried(config, mem_len=None if config.memory.mem_len == "own" else config.memory.mem_len)
     if config.unknown == "skip" and config.context == "carry":
         problems.append("unknown is skip with context carry, where each text needs the one before: give context=none")
     return problems

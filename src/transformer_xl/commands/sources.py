@@ -13,9 +13,10 @@ from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model, may_be_on_hub
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.parsing import nearest, parse
 from transformer_xl.placement import Placed, place
+from transformer_xl.registry import nearest
 from transformer_xl.run_config import expanded, read_config
+from transformer_xl.settings import parse
 
 LATEST = "latest"
 """The value of `run=` that stands for the newest run below `outputs/`."""

@@ -15,6 +15,7 @@ from typing import Any
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import naming_file
 from transformer_xl.scores import Score, Unit
+from transformer_xl.settings import plain
 
 _PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb", "torchmetrics")
 
@@ -29,7 +30,7 @@ def metric(
         "tokens": score.tokens,
         "split": split,
         "checkpoint": checkpoint,
-        **dataclasses.asdict(lengths),
+        **plain(lengths),
         **read_as,
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, run_config
-from transformer_xl.checks import check
 from transformer_xl.commands import going_on, out_of_memory, ranks, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
@@ -32,6 +30,7 @@ from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.freed_memory import keep_freed_memory
 from transformer_xl.plan import Plan, make_plan
+from transformer_xl.settings import plain
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
@@ -66,7 +65,6 @@ class TrainingRun:
         self.is_main = ranks.is_main()
         self.beginning = begin(composed, context)
         self.source = self.beginning.source
-        check(self.beginning.config)
         check_installed(self.beginning.config.optimizer)
         self.config: Config = devices.with_device_settings(self.beginning.config)
         self.console = Console(quiet=not self.is_main, highlight=False)
@@ -221,7 +219,7 @@ class TrainingRun:
         run_config.write_config(self.config, self.folder)
         if not isinstance(self.config.logger, WandbConfig) or not build_trainer.wants_logger(self.config):
             return f"none; every figure is in {shown(self.folder)}/metrics.jsonl"
-        settings = dataclasses.asdict(self.config)
+        settings = plain(self.config)
         monitor = monitors.open_wandb(
             self.config.logger,
             folder=self.folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -25,9 +24,10 @@ from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.sources.token_files import token_sources
 from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.data_config import CorpusConfig, DataConfig, StoredConfig, TextConfig, TokensConfig
+from transformer_xl.settings import plain
 
 _ATTEMPTS = 5
-_NOT_OF_THE_TOKENS = {field.name for field in dataclasses.fields(DataConfig)} - {"kind"} | {
+_NOT_OF_THE_TOKENS = set(DataConfig.model_fields) - {"kind"} | {
     *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download", "tokenizer", "vocabulary"),
 }
 """Settings on which the token files do not hang, or that stand in the key in another form."""
@@ -174,7 +174,7 @@ def _settings(
 ) -> dict[str, object]:
     """Give all that decides what the token files hold, besides the files that they are made of."""
     settings: dict[str, object] = {
-        name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_OF_THE_TOKENS
+        name: value for name, value in plain(config).items() if name not in _NOT_OF_THE_TOKENS
     }
     settings |= {"cache_format": FORMAT, "location": str(sources.location)}
     if isinstance(config, TextConfig | TokensConfig) and not os.path.exists(os.path.expanduser(str(config.path))):

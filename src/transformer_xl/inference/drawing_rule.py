@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import Annotated
 
-from transformer_xl.model_checks import at_least, within
+from pydantic import Field
+
+from transformer_xl.settings import Amount, Count, Settings
 
 MOST_SEEDS = 2**63
-_STRONGEST_PENALTY = 1e6
-"""Log-probabilities multiplied by it stay finite in float32."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawingRule:
+class DrawingRule(Settings):
     """What is done to log-probabilities before a token is drawn, in this order.
 
     Attributes:
@@ -29,25 +27,8 @@ class DrawingRule:
             et al., 2024 (min-p sampling, section 4).
     """
 
-    temperature: float
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-
-    def problems(self, *, prefix: str = "") -> list[str]:
-        """Give a sentence for each value that makes no sense.
-
-        Args:
-            prefix: of the settings' names.
-        """
-        found = within(0, math.inf, **{f"{prefix}temperature": self.temperature})
-        found += at_least(1, **{f"{prefix}top_k": self.top_k})
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            found.append(f"{prefix}top_p is {self.top_p}, and must be above 0 and at most 1")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            found.append(f"{prefix}min_p is {self.min_p}, and must be at least 0 and at most 1")
-        penalty = self.repetition_penalty
-        if not 1 / _STRONGEST_PENALTY <= penalty <= _STRONGEST_PENALTY:
-            found.append(f"{prefix}repetition_penalty is {penalty}, and must be at least 0.000001 and at most 1000000")
-        return found
+    temperature: Amount
+    top_k: Count | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # log-probabilities stay finite in float32

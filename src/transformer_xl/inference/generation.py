@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -14,12 +13,11 @@ from torch import Tensor
 from transformer_xl.data.tokenizer import Vocabulary
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import Continuation, continued, first_tokens
-from transformer_xl.inference.drawing_rule import MOST_SEEDS, DrawingRule
+from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule
 from transformer_xl.inference.text_writing import Growing, NumberWriter, TextWriter
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model_checks import at_least, within
-from transformer_xl.parsing import parse
+from transformer_xl.settings import Count, Seed, Settings, parse
 
 
 class GenerationSettings(TypedDict, total=False):
@@ -40,23 +38,20 @@ class GenerationSettings(TypedDict, total=False):
     same_length: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _EndingRule:
+class _EndingRule(Settings):
     """When a text ends, and the seed of its draws."""
 
-    n_tokens: int
-    seed: int
+    n_tokens: Count
+    seed: Seed
     stop: list[str] | str
     end_at_document: bool
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def problems(self) -> list[str]:
-        problems = at_least(1, n_tokens=self.n_tokens) + within(0, MOST_SEEDS, seed=self.seed)
+    def rules(self) -> Iterator[str]:
         if "" in self.stops():
-            problems.append(f"stop is {self.stop!r}, and must hold texts of at least 1 character")
-        return problems
+            yield f"stop is {self.stop!r}, and must hold texts of at least 1 character"
 
 
 @overload
@@ -125,9 +120,6 @@ def generate(
         _plain(segment_len=segment_len, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length),
     )
     ending = parse(_EndingRule, _plain(n_tokens=n_tokens, seed=seed, stop=stop, end_at_document=end_at_document))
-    problems = drawing.problems() + reading.problems() + ending.problems()
-    if problems:
-        raise UserError("; ".join(problems))
     if model.training:
         raise ValueError("generating needs weights that stay as they are: call eval() on the model first")
     continuation = Continuation(model, drawing=drawing, reading=reading, seeds=[ending.seed])

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.streaming import stream
-from transformer_xl.model_checks import token_counts
+from transformer_xl.settings import Length, Settings
 
 _PADDING = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadingRule:
+class ReadingRule(Settings):
     """How texts are read.
 
     Attributes:
@@ -35,17 +34,10 @@ class ReadingRule:
         same_length: whether every query sees `mem_len` keys; None: the model's own.
     """
 
-    segment_len: int
-    mem_len: int | None = None
-    clamp_len: int | Literal["model"] | None = "model"
+    segment_len: Annotated[int, Field(ge=1, lt=1 << 31)]
+    mem_len: Length | None = None
+    clamp_len: Length | Literal["model"] | None = "model"
     same_length: bool | None = None
-
-    def problems(self) -> list[str]:
-        """Give a sentence for each value that no model can follow."""
-        clamp_len = None if self.clamp_len == "model" else self.clamp_len
-        return token_counts(1, segment_len=self.segment_len) + token_counts(
-            0, mem_len=self.mem_len, clamp_len=clamp_len
-        )
 
 
 class GrowingTexts(ABC):

@@ -5,7 +5,6 @@ Files are read without running anything that is in them, and written whole or no
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -19,13 +18,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from transformer_xl.config import ModelConfig, parse_model
 from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
-from transformer_xl.model_checks import checked_model
-from transformer_xl.model_config import ModelConfig
 from transformer_xl.sealing import SEALED, check_seal
+from transformer_xl.settings import plain, replace
 
 CHECKPOINT_FORMAT = 2
 FORMAT = "transformer_xl"
@@ -61,7 +60,7 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
         "format": FORMAT,
         "format_version": _FORMAT_VERSION,
         "vocab_size": model.vocab_size,
-        "model": dataclasses.asdict(current_config(model)),
+        "model": plain(current_config(model)),
     }
     write_safetensors(target / "model.safetensors", model.state_dict())
     if model.vocabulary is None:
@@ -73,9 +72,7 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
 
 def current_config(model: LanguageModel) -> ModelConfig:
     """Return what the model was made from, with the lengths that it has now."""
-    return dataclasses.replace(
-        model.config, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length
-    )
+    return replace(model.config, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -148,7 +145,7 @@ def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
     checkpoint = checked_checkpoint(path, contents)
     with naming(path):
         vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
-        config = checked_model(checkpoint["config"].get("model"))
+        config = parse_model(checkpoint["config"].get("model"))
     model = with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
     model.vocabulary = vocabulary
     return model
@@ -172,7 +169,7 @@ def from_folder(folder: Path, description: Mapping[str, Any]) -> LanguageModel:
     if type(vocab_size) is not int or not 1 <= vocab_size < 1 << 31:
         raise UserError(f"{folder / 'config.json'} has vocab_size {vocab_size!r}, and must have a whole number above 0")
     with naming(folder / "config.json"):
-        config = checked_model(description.get("model"))
+        config = parse_model(description.get("model"))
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"{folder} is not a whole model: it lacks model.safetensors")
     weights = read_safetensors(folder / "model.safetensors")

@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_xl.config import TransformerXLConfig, parse_model
 from transformer_xl.errors import UserError
 from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.registry import make_model
-from transformer_xl.model_checks import checked_model
-from transformer_xl.model_config import TransformerXLConfig
 
 _SIZES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
 _FLAGS = ("pre_lnorm", "same_length", "untie_r")
@@ -80,7 +79,7 @@ def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLC
         raise UserError("; ".join(problems))
     d_embed, cutoffs = _embedding(values, vocab_size=vocab_size)
     mem_len, clamp_len = _lengths(values)
-    return checked_model(  # type: ignore[return-value]
+    return parse_model(  # type: ignore[return-value]
         {
             "kind": "transformer_xl",
             "attention": "auto",

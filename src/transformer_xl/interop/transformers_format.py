@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from transformer_xl.config import TransformerXLConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import (
     current_config,
@@ -22,7 +23,6 @@ from transformer_xl.interop.native import (
 from transformer_xl.interop.reference import DERIVED, Reference, frequencies, read_config, write_config
 from transformer_xl.interop.vocabularies import read_vocabulary, write_vocabulary
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model_config import TransformerXLConfig
 
 MODEL_TYPE = "transfo-xl"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

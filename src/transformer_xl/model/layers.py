@@ -11,10 +11,10 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transformer_xl.config import AlRfouConfig, ShawConfig, TransformerXLConfig, VaswaniConfig
 from transformer_xl.model.attention import RelativeAttention, relative_weights
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.mask import AttentionMask
-from transformer_xl.model_config import AlRfouConfig, ShawConfig, TransformerXLConfig, VaswaniConfig
 
 Encoding = Mapping[str, Tensor]
 """What an attention needs to know of positions, by the names of its own arguments."""

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transformer_xl.config import RopeConfig
 from transformer_xl.model.content_attention import content_attention, content_weights
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.layers import Encoding, WithMemory, heads_first, make_dropout
 from transformer_xl.model.mask import AttentionMask
-from transformer_xl.model_config import RopeConfig
 
 
 def rms_norm(d_model: int) -> nn.RMSNorm:

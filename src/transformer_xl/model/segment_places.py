@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config import AlRfouConfig, VaswaniConfig
 from transformer_xl.model.content_attention import ContentSelfAttention
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, make_decoder_layer
 from transformer_xl.model.positions import sinusoids
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model_config import AlRfouConfig, VaswaniConfig
 
 
 class PlaceTransformer(MemoryTransformer):

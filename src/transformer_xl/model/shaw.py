@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transformer_xl.config import ShawConfig
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.layers import Encoding, make_decoder_layer
 from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import descending_distances, relative_shift
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model_config import ShawConfig
 
 
 class DistanceEmbedding(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config import TransformerConfig
 from transformer_xl.model.base import AttentionWeights, LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.flops import LayerProducts, step_flops
@@ -22,7 +23,6 @@ from transformer_xl.model.kernels.linear import prepack
 from transformer_xl.model.layers import Encoding, Layer, WithMemory, make_dropout
 from transformer_xl.model.mask import AttentionMask, attention_mask
 from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
-from transformer_xl.model_config import TransformerConfig
 
 
 class LayerRun(NamedTuple):

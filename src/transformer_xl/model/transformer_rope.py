@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config import RopeConfig
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding
 from transformer_xl.model.rope_layers import RopeLayer, rms_norm
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model_config import RopeConfig
 
 
 class TransformerRope(MemoryTransformer):

@@ -11,12 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config import TransformerXLConfig
 from transformer_xl.model.attention import ATTENTION
 from transformer_xl.model.flops import LayerProducts
 from transformer_xl.model.layers import Encoding, RelativeSelfAttention, make_decoder_layer
 from transformer_xl.model.positions import descending_distances, sinusoids
 from transformer_xl.model.transformer import MemoryTransformer
-from transformer_xl.model_config import TransformerXLConfig
 
 
 class TransformerXL(MemoryTransformer):

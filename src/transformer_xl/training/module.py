@@ -223,8 +223,7 @@ class LanguageModule(LightningModule):
         self.scores[stage] = score
         self._eval_session = None
         # for callbacks that monitor it; the recorder takes the exact value from `scores`
-        if not self.trainer.barebones:
-            self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)
+        self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)
         return score
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import AdamConfig, LambConfig, OptimizerConfig, SgdConfig
 from transformer_xl.errors import UserError
+from transformer_xl.registry import lookup, register
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
@@ -38,22 +40,43 @@ def check_installed(config: OptimizerConfig) -> None:
         _lamb()
 
 
-def make_optimizer(
-    config: AdamConfig | LambConfig | SgdConfig, groups: list[dict[str, Any]], *, fused: bool
-) -> torch.optim.Optimizer:
+def make_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
     """Make the optimizer of `config`; `fused` updates all parameters in one kernel, where the optimizer has one."""
-    if isinstance(config, SgdConfig):
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
-    betas = (config.beta1, config.beta2)
-    if isinstance(config, LambConfig):
-        # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
-        # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
-        # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
-        return _lamb()(
-            groups, lr=config.lr, betas=betas, eps=config.eps, weight_decouple=False, adam_debias=True, foreach=True
-        )
-    cls = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-    return cls(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
+    factory = lookup("optimizer", config.kind).factory
+    takes_fused = "fused" in inspect.signature(factory).parameters
+    optimizer: torch.optim.Optimizer = factory(groups, config, **({"fused": fused} if takes_fused else {}))
+    return optimizer
+
+
+@register("optimizer", "adam", config=AdamConfig)
+def _adam(groups: list[dict[str, Any]], config: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+
+
+@register("optimizer", "adamw", config=AdamConfig)
+def _adamw(groups: list[dict[str, Any]], config: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+
+
+@register("optimizer", "sgd", config=SgdConfig)
+def _sgd(groups: list[dict[str, Any]], config: SgdConfig, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+
+
+@register("optimizer", "lamb", config=LambConfig)
+def _make_lamb(groups: list[dict[str, Any]], config: LambConfig) -> torch.optim.Optimizer:
+    # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
+    # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
+    # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
+    return _lamb()(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decouple=False,
+        adam_debias=True,
+        foreach=True,
+    )
 
 
 def clip_by_norm(parameters: Sequence[nn.Parameter], *, norm: Tensor, limit: float) -> None:

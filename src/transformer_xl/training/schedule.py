@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from transformer_xl.config import ConstantConfig, CosineConfig, InverseSquareRootConfig, PlateauConfig
+from transformer_xl.registry import register
 
 
 class Schedule(Protocol):
@@ -40,6 +41,7 @@ def _warmup(step: int, warmup_steps: int) -> float:
     return min(1.0, step / warmup_steps) if warmup_steps else 1.0
 
 
+@register("scheduler", "constant", config=ConstantConfig)
 class Constant(_PureSchedule):
     """Linear warm-up, then the peak."""
 
@@ -51,6 +53,7 @@ class Constant(_PureSchedule):
         return self.peak * _warmup(step, self.config.warmup_steps)
 
 
+@register("scheduler", "cosine", config=CosineConfig)
 class Cosine(_PureSchedule):
     """Linear warm-up, then the cosine of the whole run's progress, as published: warm-up does not delay it."""
 
@@ -65,6 +68,7 @@ class Cosine(_PureSchedule):
         return self.config.min_lr + (self.peak - self.config.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
+@register("scheduler", "inv_sqrt", config=InverseSquareRootConfig)
 class InverseSquareRoot(_PureSchedule):
     """Linear warm-up to the peak, then peak * sqrt(warmup_steps / step)."""
 
@@ -77,6 +81,7 @@ class InverseSquareRoot(_PureSchedule):
         return self.peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
+@register("scheduler", "plateau", config=PlateauConfig)
 class Plateau:
     """Linear warm-up; the peak is multiplied by `factor` after more than `patience` validations without a new best."""
 

@@ -18,6 +18,7 @@ from transformer_xl.commands.evaluating.tables import (
 )
 from transformer_xl.config import EvalConfig
 from transformer_xl.scores import Score, Unit
+from transformer_xl.settings import replace
 
 LENGTHS = EvalConfig(batch_size=2, segment_len=64, mem_len=640, clamp_len=400, same_length=True, stride=None)
 WORDS = Unit(name="ppl", tokens_per_byte=0.2)
@@ -41,7 +42,7 @@ BASE = Evaluated(
 
 def changed(**changes: Any) -> Evaluated:
     lengths = {name: changes.pop(name) for name in tuple(changes) if name in LENGTHS.__dict__}
-    return dataclasses.replace(BASE, lengths=dataclasses.replace(LENGTHS, **lengths), **changes)
+    return dataclasses.replace(BASE, lengths=replace(LENGTHS, **lengths), **changes)
 
 
 def printed(print_them: Any, *rows: Evaluated) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -22,6 +21,7 @@ from transformer_xl.data.sources.mirrors import MIRRORS, HubFolder, Mirrors, Web
 from transformer_xl.data.sources.published import published_sources
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import plain, replace
 
 PublishedConfigs = Callable[..., PublishedConfig]
 ZIP = b"PK" * 1000
@@ -57,7 +57,7 @@ def test_fetched_once_and_then_found(
         "enwik8.zip": {"url": url, "size": 2000, "sha256": hashlib.sha256(ZIP).hexdigest()}
     }
     assert fetch(config) == (sources, [])
-    assert fetch(dataclasses.replace(config, download=False)) == (sources, [])
+    assert fetch(replace(config, download=False)) == (sources, [])
     assert server.fetched("/dc/enwik8.zip") == 1
 
 
@@ -228,7 +228,7 @@ print("found", sources.files[0].name, flush=True)
 def test_of_two_processes_one_fetches(server: MirrorServer, config_of: PublishedConfigs) -> None:
     opened = threading.Event()
     url = server.put("/enwik8.zip", ZIP, open=opened)
-    arguments = [sys.executable, "-c", PROGRAM, json.dumps(dataclasses.asdict(config_of("enwik8"))), url]
+    arguments = [sys.executable, "-c", PROGRAM, json.dumps(plain(config_of("enwik8"))), url]
     processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     lines: list[str] = []
     waiting = threading.Event()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from transformer_xl.commands.sources import Source
 from transformer_xl.commands.summary import data_checksum
-from transformer_xl.corpus_checks import check_corpus
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
-from transformer_xl.data_config import AnyDataConfig, RecallConfig, StoredConfig
+from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.init_from import fitting
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.settings import replace
 
 _SEED_WITHOUT_A_RUN = 1
 """Of synthetic data: `conf/train.yaml`'s."""
 
 
-def data_of(source: Source, asked: AnyDataConfig | None) -> AnyDataConfig:
+def data_of(source: Source, asked: DataConfig | None) -> DataConfig:
     """Give the settings of the corpus.
 
     Args:
@@ -35,13 +34,10 @@ def data_of(source: Source, asked: AnyDataConfig | None) -> AnyDataConfig:
         raise UserError(f"run={source.path} comes from no run: say on which corpus, by data=CHOICE (see --help)")
     data = source.config.data if asked is None and source.config is not None else asked
     assert data is not None
-    problems = check_corpus(data) if isinstance(data, StoredConfig) else []
-    if problems:
-        raise UserError("; ".join(problems))
     return replace(data, rebuild=False) if isinstance(data, StoredConfig) else data
 
 
-def open_corpus_of(source: Source, model: LanguageModel, data: AnyDataConfig, *, is_own: bool) -> Dataset:
+def open_corpus_of(source: Source, model: LanguageModel, data: DataConfig, *, is_own: bool) -> Dataset:
     """Open the corpus with the model's vocabulary, building its token files where they are not ready.
 
     Args:
@@ -60,6 +56,7 @@ def open_corpus_of(source: Source, model: LanguageModel, data: AnyDataConfig, *,
         given = None if model.vocabulary is None else fitting(model.vocabulary, data)
         if is_own and source.config is not None and source.config.init_from is None:
             given = None  # the text's own: as in training
+        assert isinstance(data, StoredConfig)
         opened = open_corpus(data, announce=_tell, seed=seed, vocabulary=given)
     _check(source, model, opened, data, is_own=is_own)
     if is_own and not is_trained_text(source, opened):
@@ -73,7 +70,7 @@ def is_trained_text(source: Source, data: Dataset) -> bool:
     return checksum is None or checksum == data.fingerprint.sha256
 
 
-def _check(source: Source, model: LanguageModel, opened: Dataset, data: AnyDataConfig, *, is_own: bool) -> None:
+def _check(source: Source, model: LanguageModel, opened: Dataset, data: DataConfig, *, is_own: bool) -> None:
     theirs = opened.vocabulary
     if model.vocabulary is None:
         if theirs.size != model.vocab_size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from transformer_xl.commands.sources import Source
 from transformer_xl.commands.summary import exit_code_at_end, step_at_end
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.errors import UserError
+from transformer_xl.settings import plain
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 
@@ -47,7 +47,7 @@ def publish(source: Source, scores: Mapping[str, float]) -> str:
         The line that says where to look, or how to upload.
     """
     watched = _watched(source)
-    settings, parent = dataclasses.asdict(watched.config), watched.identity.parent
+    settings, parent = plain(watched.config), watched.identity.parent
     monitor = monitors.open_wandb(
         watched.logger,
         folder=source.folder.absolute(),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from transformer_xl.checks import reading_problems
 from transformer_xl.commands.sources import Source
-from transformer_xl.config import EvalConfig
+from transformer_xl.config import EvalConfig, reading_problems
 from transformer_xl.data.lanes import lanes_that_fill_memory
 from transformer_xl.data_config import DataConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ReadingConfig
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.settings import parse, plain, replace
 
 LISTED = ("segment_len", "mem_len", "clamp_len", "same_length")
 """Settings of which a list may be given."""
@@ -54,7 +53,7 @@ def make_readings(
     readings = [_reading(asked, own, combination, varied=list(varied)) for combination in combinations]
     recipe = None if source.config is None else source.config.recipe.long_eval
     if asked.long and recipe is not None and not varied:
-        lengths = replace(readings[0].lengths, stride=None, **asdict(recipe))
+        lengths = replace(readings[0].lengths, stride=None, **plain(recipe))
         if lengths != readings[0].lengths:
             readings.append(Reading("the paper's long memory", lengths))
     problems = [problem for reading in readings for problem in reading_problems(reading.lengths, model.config)]
@@ -93,7 +92,8 @@ def _with_lanes_that_fill_memory(
 
 def _reading(asked: ReadingConfig, own: EvalConfig, values: dict[str, Any], *, varied: Sequence[str]) -> Reading:
     given = {**values, "batch_size": asked.batch_size, "stride": asked.stride}
-    lengths = replace(own, **{name: value for name, value in given.items() if value != "own"})
+    given = {name: value for name, value in given.items() if value != "own"}
+    lengths = parse(EvalConfig, dict(own) | given, "eval")
     if lengths.mem_len == 0 and values["same_length"] == "own":
         lengths = replace(lengths, same_length=False)  # without memory there is nothing to keep at one length
     words = [f"{_WORDS[name]} {_in_words(getattr(lengths, name))}" for name in varied]

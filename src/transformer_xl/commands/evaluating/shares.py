@@ -12,7 +12,7 @@ from transformer_xl.commands.sources import Source
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.stream import Batch
-from transformer_xl.data_config import AnyDataConfig
+from transformer_xl.data_config import DataConfig
 from transformer_xl.inference.breakdown import LossByDistance, LossByPosition
 from transformer_xl.inference.evaluation import read_split
 from transformer_xl.placement import Placed
@@ -31,7 +31,7 @@ class Subject:
     """
 
     source: Source
-    data: AnyDataConfig
+    data: DataConfig
     is_own: bool
     device: str
     precision: str
@@ -66,7 +66,7 @@ class Opened:
 
     placed: Placed
     data: Dataset
-    settings: AnyDataConfig
+    settings: DataConfig
 
 
 Progress = Callable[[int, Callable[[], float]], None]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from transformer_xl.commands.context_checks import check_memory, number
 from transformer_xl.errors import UserError
-from transformer_xl.inference.drawing_rule import MOST_SEEDS, DrawingRule
+from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference_config import GenerateConfig, SamplingConfig
-from transformer_xl.model_checks import at_least, token_counts, within
 
 if TYPE_CHECKING:
     from transformer_xl.commands.sources import Source
@@ -27,15 +25,7 @@ def check(config: GenerateConfig) -> None:
         UserError: every problem found, in one sentence.
     """
     sampling = config.sampling
-    problems = drawing_rule(sampling).problems(prefix="sampling.")
-    problems += at_least(
-        1,
-        sampling__n_tokens=sampling.n_tokens,
-        sampling__samples=sampling.samples,
-        sampling__batch_size=sampling.batch_size,
-    )
-    problems += token_counts(1, sampling__segment_len=number(sampling.segment_len)) + check_memory(config.memory)
-    problems += within(0, MOST_SEEDS, seed=config.seed)
+    problems = []
     stops = stop_texts(sampling)
     if "" in stops:
         problems.append(f"sampling.stop is {sampling.stop!r}, and must hold texts of at least 1 character")

@@ -66,13 +66,14 @@ class Callbacks:
     recorder: Recorder
     checkpoints: Checkpoints
     others: list[Callback]
+    samples: list[Callback]
 
     def in_order(self) -> list[Callback]:
-        """Give them so that a step is recorded, shown and sampled before its checkpoint is written.
+        """Return them so that a step is recorded and shown before its checkpoint is written, and sampled after it.
 
-        After a validation the average gives way to the raw weights between the sample and the checkpoint.
+        After a validation the average gives way to the raw weights before the checkpoint.
         """
-        return [self.recorder, *self.others, self.checkpoints]
+        return [self.recorder, *self.others, self.checkpoints, *self.samples]
 
 
 def make_callbacks(
@@ -124,11 +125,13 @@ def make_callbacks(
                 console=console,
             )
         )
+    settings, average = config.callbacks.weight_average, None
+    if settings.start_step is not None:
+        average = WeightAverage(start_step=settings.start_step, decay=settings.decay)
+        others.append(average)
+    samples: list[Callback] = []
     if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
-        others.append(Samples(folder=folder / "samples", sample=make_sampler(config, data)))
-    average = config.callbacks.weight_average
-    if average.start_step is not None:
-        others.append(WeightAverage(start_step=average.start_step, decay=average.decay))
+        samples.append(Samples(folder=folder / "samples", sample=make_sampler(config, data), average=average))
     checkpoints = Checkpoints(
         folder=folder / "checkpoints",
         recorder=recorder,
@@ -139,7 +142,7 @@ def make_callbacks(
         enabled=plan.checkpointing,
         stops=Stops(signals=signals, min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
     )
-    return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others)
+    return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others, samples=samples)
 
 
 def _cluster_shares(model: LanguageModel, data: Dataset) -> list[float]:

@@ -42,7 +42,6 @@ MISTAKES = {
     ("hydra.run.dir=/dev/null/x",): ["/dev/null/x", "Not a directory"],
     ("-m", "hydra.sweep.dir=/dev/null/x", "seed=1,2"): ["/dev/null/x", "Not a directory"],
     ("act=user",): ["data.path is 3, and must be a path"],
-    ("act=user", "hydra.run.dir=mine"): ["data.path is 3, and must be a path"],
     ("act=missing_file", "data.path=/nowhere/汉"): ["/nowhere/汉", "No such file or directory"],
 }
 

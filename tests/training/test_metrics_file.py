@@ -16,7 +16,7 @@ def line(step: int, name: str = "train/loss") -> bytes:
 
 def cut(path: Path, content: bytes, step: int) -> bytes:
     path.write_bytes(content)
-    MetricsFile(path).cut_after(step)
+    MetricsFile(path).cut_after(step, validated=True)
     return path.read_bytes()
 
 
@@ -53,5 +53,5 @@ def test_lines_later_than_the_checkpoint_go_and_so_does_the_final_test(tmp_path:
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    MetricsFile(tmp_path / "metrics.jsonl").cut_after(0)
+    MetricsFile(tmp_path / "metrics.jsonl").cut_after(0, validated=True)
     assert not list(tmp_path.iterdir())

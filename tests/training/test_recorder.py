@@ -132,4 +132,6 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_they_belong_to(
     monkeypatch.setattr(MetricsFile, "sync", synced)
     monkeypatch.setattr(CheckpointFile, "save_checkpoint", saved)
     assert tiny_run(*SETTINGS).status == 0
-    assert events == ["synced", "saved"] * 6  # at 3, 5, 6, 9, 10 and 11
+    assert (
+        events == ["synced", "saved"] * 9
+    )  # at 3, 5, 6, 9, 10 and 11; before and after the validations at 5, 10 and 11

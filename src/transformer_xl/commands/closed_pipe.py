@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 
 @contextmanager
@@ -25,6 +25,39 @@ def discard_output() -> None:
     """Let what is still to be written go nowhere, else Python complains about what it cannot write when it ends."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Screen:
+    """A standard stream that swallows what cannot be written any more, as after `| head -1` or a lost terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._discard()
+
+    def _discard(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def go_on_without_screen() -> None:
+    """Let this process go on when nobody reads its standard streams any more: what it leaves is in files."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        setattr(sys, name, open(os.devnull, "w") if stream is None else _Screen(stream))  # noqa: SIM115 - for good
 
 
 def say(text: str) -> None:

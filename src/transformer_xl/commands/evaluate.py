@@ -8,6 +8,7 @@ import sys
 from omegaconf import DictConfig, OmegaConf
 
 from transformer_xl.commands import command_line
+from transformer_xl.commands.closed_pipe import go_on_without_screen
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
@@ -17,6 +18,7 @@ def main() -> None:
     """Run the command line and exit with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a run may hold what the terminal cannot show
+    go_on_without_screen()
     sys.exit(command_line.run("evaluate", evaluate))
 
 

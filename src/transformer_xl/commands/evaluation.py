@@ -20,7 +20,7 @@ from transformer_xl.commands.evaluating.readings import Reading, make_readings
 from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
 from transformer_xl.commands.evaluating.shares import Opened, Share, Subject, read_share
 from transformer_xl.commands.evaluating.tables import Evaluated
-from transformer_xl.commands.folders import discard_if_empty, slug
+from transformer_xl.commands.folders import claim, discard_if_empty, slug
 from transformer_xl.commands.screen import shown
 from transformer_xl.commands.sources import Source, find_sources
 from transformer_xl.commands.summary import metric
@@ -49,7 +49,7 @@ class Evaluation:
         moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         several = Path("outputs", f"evaluation-{moment}")
         one = self._sources[0].folder / _PICTURES / f"{moment}-{config.split}"
-        self._folder = several if len(self._sources) > 1 else one
+        self._folder = several if len(self._sources) > 1 else one  # or with a number after it, once it is made
         self._subjects = [self._subject(source) for source in self._sources]
         for source in self._sources:
             if config.wandb:
@@ -71,10 +71,11 @@ class Evaluation:
         """Evaluate, print, and leave records and pictures; the first model's first loss in nats."""
         if len(self._subjects) > 1:
             self._check_all()
+        self._folder = claim(self._folder.parent, self._folder.name)
         results: list[Results] = []
         try:
             for subject in self._subjects:
-                results.append(self._evaluate(subject))
+                self._evaluate(subject, results)
         except BaseException:
             self._keep_scores(results)
             for folder in (*(found.folder for found in results), self._folder):
@@ -114,13 +115,13 @@ class Evaluation:
         known = None if subject.is_own else predictions
         return make_readings(asked, subject.source, opened.placed.model, subject.data, predictions=known)
 
-    def _evaluate(self, subject: Subject) -> Results:
+    def _evaluate(self, subject: Subject, all_results: list[Results]) -> None:
         source, config = subject.source, self._config
         opened = subject.opened()
         placed, data = opened.placed, opened.data
-        folder = self._folder if len(self._sources) == 1 else self._folder / slug(source.name)
-        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before long work
+        folder = self._folder if len(self._sources) == 1 else claim(self._folder, slug(source.name))
         results = Results(source=source, heading=f"{data.name}{beside_scores(data)}", folder=folder)
+        all_results.append(results)
         counts = data.counts()
         ways = self._ways(subject, opened)
         parameters = sum(parameter.numel() for parameter in placed.model.parameters())
@@ -137,7 +138,6 @@ class Evaluation:
             tables.print_readings(self._console, results.rows, heading=results.heading)
             self._say_all(readings_in_words(results.rows))
         self._look(opened, ways, results)
-        return results
 
     def _read(self, subject: Subject, opened: Opened, way: Reading) -> tuple[Share, float]:
         lanes = opened.data.lanes(
@@ -225,8 +225,8 @@ class Evaluation:
         """Draw one model's losses, and keep what was found out."""
         title = f"{results.source.name}, {results.heading}, {self._config.split} split"
         by_memory = isinstance(self._config.eval.mem_len, list)
-        results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
         self._keep(results.source.folder, results.records)
+        results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
 
     def _conclude_all(self, results: Sequence[Results]) -> None:
         """Print all models in one table, draw them in one picture of each kind, and keep what was found out."""
@@ -249,7 +249,8 @@ class Evaluation:
         """Keep what was measured before another model failed."""
         records = [entry for found in results for entry in found.records]
         if records:
-            record.add_record(self._folder, command=self._command, pictures=self._folder, results=records)
+            folder = self._folder if len(self._sources) > 1 else self._sources[0].folder
+            record.add_record(folder, command=self._command, pictures=self._folder, results=records)
 
     def _publish(self, results: Results) -> None:
         first, split = results.rows[0], self._config.split

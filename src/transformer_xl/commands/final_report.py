@@ -63,7 +63,8 @@ class FinalReport:
             rows.append(report.unigram_row(self.data))
         report.print_table(self.console, rows, self.data)
         if compares:
-            report.print_compressors(self.console, self.data)
+            with monitors.optional("the footnote on compressors"):
+                report.print_compressors(self.console, self.data)
         if self.config.callbacks.report.compare_with is not None:
             self._say(f"To compare the test's score with: {self.config.callbacks.report.compare_with}.")
         start = self.config.callbacks.weight_average.start_step
@@ -71,8 +72,9 @@ class FinalReport:
             self._say(f"Scores are of the weights averaged from step {start:,} on.")
         self._add_speed()
         if self.config.callbacks.sample.n_tokens > 0:
-            self._say(f"\nA sample, after {build_trainer.PROMPT_TOKENS} tokens of prompt:\n")
-            self._say(build_trainer.make_sampler(self.config, self.data)(self.module.model))
+            with monitors.optional("the sample"):
+                text = build_trainer.make_sampler(self.config, self.data)(self.module.model)
+                self._say(f"\nA sample, after {build_trainer.PROMPT_TOKENS} tokens of prompt:\n\n{text}")
         self._close()
 
     def _say(self, line: str) -> None:
@@ -156,15 +158,16 @@ class FinalReport:
     def _close(self) -> None:
         """Draw the losses, and say what to type next."""
         if self.plan.max_steps > 0:
-            picture = report.draw_losses(self.folder, self.data)
-            monitors.log_picture(
-                self.trainer.loggers,
-                key="loss_curve",
-                step=self.trainer.global_step,
-                path=picture,
-                axis=names.STEP_AXIS,
-            )
-            self._say(f"\nLoss curve: {shown(picture)}")
+            with monitors.optional("the loss curve"):
+                picture = report.draw_losses(self.folder, self.data)
+                monitors.log_picture(
+                    self.trainer.loggers,
+                    key="loss_curve",
+                    step=self.trainer.global_step,
+                    path=picture,
+                    axis=names.STEP_AXIS,
+                )
+                self._say(f"\nLoss curve: {shown(picture)}")
         self._say("\nNext:" if self.plan.max_steps == 0 else "Next:")
         for command in report.next_commands(self.folder, self.monitor, self.data, trained=self.plan.max_steps > 0):
             self._say(f"  {command}")

@@ -111,6 +111,7 @@ def _now() -> str:
 
 
 def _claim(root: Path, name: str) -> Path:
+    _make_root(root)
     for count in itertools.count(1):
         folder = root / (name if count == 1 else f"{name}-{count}")
         try:
@@ -121,6 +122,19 @@ def _claim(root: Path, name: str) -> Path:
     raise AssertionError("itertools.count ends")
 
 
+def _make_root(root: Path) -> None:
+    """Make the folder of all runs, so that what is in its place is said and not mistaken for a run's name."""
+    if not root.is_dir() and (root.exists() or root.is_symlink()):
+        raise UserError(f"{root} is no folder{' that exists' if root.is_symlink() else ''}, and runs are kept there")
+    if not root.exists():
+        _make(root)
+
+
+def claim(root: Path, name: str) -> Path:
+    """Make a folder of one's own below `root`: by its name, or with a number after it where that is taken."""
+    return _claim(root, name)
+
+
 def _make(folder: Path) -> None:
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     folder.mkdir(parents=True)
@@ -128,9 +142,11 @@ def _make(folder: Path) -> None:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """Remove a folder in which nothing was written, and those that had to be made for it."""
+    """Remove a folder that this process made and wrote nothing into, and those that had to be made for it."""
     folder = folder.absolute()
-    for path in (folder, *_created.pop(folder, [])):
+    if folder not in _created:
+        return
+    for path in (folder, *_created.pop(folder)):
         try:
             path.rmdir()
         except OSError:
@@ -139,5 +155,5 @@ def discard_if_empty(folder: Path) -> None:
 
 def discard_claimed() -> None:
     """Remove all folders that this process claimed and wrote nothing into."""
-    for folder in list(_created):
+    for folder in reversed(list(_created)):
         discard_if_empty(folder)

@@ -14,7 +14,7 @@ from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.plan import Plan
 from transformer_xl.resuming import memory_note
-from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.checkpoint import Checkpoints, validation_is_due
 from transformer_xl.training.schedule import Schedule
 
 
@@ -62,6 +62,8 @@ def resumed_lines(
     """
     step = checkpoint["global_step"]
     line = f"resumed  at step {step:,} of {plan.max_steps:,}"
+    if validation_is_due(checkpoint):
+        line += ", whose validation comes first"
     if parent is not None:
         line += f" as a branch of {shown(parent)}"
     notes = [memory_note(checkpoint)]

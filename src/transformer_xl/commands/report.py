@@ -118,6 +118,8 @@ def _read(
 
 def worded(score: Score, data: Dataset, *, split: str) -> str:
     """Say a score in nats and in the units of its corpus."""
+    if not score.tokens:
+        return "no predictions"
     figures = unit_of(data, split).shown(score.loss)
     said = [f"{score.loss:.4f} nats", *(f"{value:.4f} {in_words(name)}" for name, value in figures.items())]
     return f"loss {', '.join(said)}{beside_scores(data)}"
@@ -139,8 +141,10 @@ def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
     for row in rows:
         lengths = "" if row.lengths is None else _lengths(row.lengths)
         figures = unit_of(data, row.split).figures(row.score.loss)
-        cells = [f"{figures[unit]:.4f}" for unit in units]
-        table.add_row(row.label, f"{row.score.loss:.4f}", *cells, lengths, f"{row.score.tokens:,}")
+        cells = [f"{value:.4f}" for value in (row.score.loss, *(figures[unit] for unit in units))]
+        if not row.score.tokens:
+            cells = ["no predictions", *[""] * len(units)]
+        table.add_row(row.label, *cells, lengths, f"{row.score.tokens:,}")
     console.print(table)
     _print_unknown(console, data)
     memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]

@@ -188,7 +188,8 @@ def _handling_signals(handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in _FORWARDED}
+    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stays so
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:

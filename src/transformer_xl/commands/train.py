@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from omegaconf import DictConfig
 
 from transformer_xl.commands import command_line, ranks
+from transformer_xl.commands.closed_pipe import go_on_without_screen
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.run_lock import only_process
 from transformer_xl.training.signals import StopSignals
@@ -20,6 +21,7 @@ def main() -> None:
     """Run the command line and exit with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal cannot show
+    go_on_without_screen()
     sys.exit(command_line.run("train", train))
 
 
@@ -33,7 +35,7 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     Returns:
         The objective: the best validation loss in nats, the last training loss where nothing validates.
     """
-    with StopSignals() as signals:
+    with StopSignals(speaks=ranks.is_main()) as signals:
         from transformer_xl.commands.companions import leave_quietly
         from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
 

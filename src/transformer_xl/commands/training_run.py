@@ -33,6 +33,7 @@ from transformer_xl.plan import Plan, make_plan
 from transformer_xl.settings import plain
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
+from transformer_xl.training.callbacks.checkpoint import validation_is_due
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.checkpoint_file import LAST
 from transformer_xl.training.module import LanguageModule
@@ -150,6 +151,7 @@ class TrainingRun:
                     self.say(line)
                 self.beginning = replace(self.beginning, checkpoint=None)  # Lightning reads it again: one is enough
             self.companions.start(self.command, self.folder, trainer)
+            self.signals.hold()
             if begins_trained and plan.validate_every is not None:
                 trainer.validate(module, datamodule=datamodule, verbose=False)
                 start = report.worded(module.scores[names.VALIDATION], data, split="valid")
@@ -169,10 +171,11 @@ class TrainingRun:
                 console=self.console,
                 folder=self.folder,
                 monitor=monitor,
-                others_are_done=self.companions.dismiss,
+                others_are_done=self._others_are_done,
             ).make(is_main=self.is_main)
             if self.summary.objective is None and names.VALIDATION in module.scores:
-                self.summary.objective = module.scores[names.VALIDATION].loss  # of a branch with no step left
+                validated = module.scores[names.VALIDATION]
+                self.summary.objective = validated.loss if validated.tokens else None  # of a branch with no step left
         return self.summary.objective
 
     def _open_data(self) -> Dataset:
@@ -196,6 +199,11 @@ class TrainingRun:
                 )
         return data
 
+    def _others_are_done(self) -> None:
+        """Let this process stop at any moment from here on: no other waits for it."""
+        self.companions.dismiss()
+        self.signals.release()
+
     def say(self, line: str) -> None:
         """Print a line on the main process's screen."""
         self.console.print(line, soft_wrap=True, markup=False)
@@ -213,7 +221,10 @@ class TrainingRun:
         if self.beginning.parent is not None:
             assert self.beginning.checkpoint_path is not None
             copy_run(self.beginning.parent, self.folder, checkpoint=self.beginning.checkpoint_path)
-        recorder.cut(checkpoint["global_step"] if checkpoint is not None else 0)
+        if checkpoint is None:
+            recorder.cut(0, validated=True)
+        else:
+            recorder.cut(checkpoint["global_step"], validated=not validation_is_due(checkpoint))
         data.vocabulary.save(self.folder / "vocabulary.json")
         identity.write(self.folder)
         run_config.write_config(self.config, self.folder)
@@ -227,7 +238,8 @@ class TrainingRun:
             run_id=identity.run_id,
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
-        trainer.loggers = [monitor.logger]
+        if monitor.logger is not None:
+            trainer.loggers = [monitor.logger]
         if checkpoint is not None and self.beginning.parent is None:
             monitors.log_again(
                 trainer.loggers,

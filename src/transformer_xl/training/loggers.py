@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import netrc
 import os
 import shlex
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +20,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import Stopped, UserError, first_line
 from transformer_xl.training import names
 
 UPLOAD_WITH = "upload with: "
@@ -29,11 +32,26 @@ _STEPS_LOGGED_AGAIN = 5000
 _MODES = {"online": "online", "offline": "offline", "disabled": "disabled", "run": "online", "dryrun": "offline"}
 
 
-class Monitor(NamedTuple):
-    """A logger whose run is open, and the line that says where to look at it."""
+_FOLDERS = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache", "WANDB_CONFIG_DIR": "config"}
+"""Where W&B would otherwise write below the user's home, which may be missing or read-only."""
 
-    logger: WandbLogger
+
+class Monitor(NamedTuple):
+    """A logger whose run is open (None: it could not be opened), and the line that says where to look at it."""
+
+    logger: WandbLogger | None
     where: str
+
+
+@contextlib.contextmanager
+def optional(what: str) -> Iterator[None]:
+    """Let what is only shown or sent elsewhere fail without ending the run; a line on standard error says so."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        print(f"note     {what} failed, which does not matter to the run: {first_line(error)}", file=sys.stderr)
 
 
 def open_wandb(
@@ -53,8 +71,21 @@ def open_wandb(
         run_id: W&B's id; the same id continues a run.
         settings: plain nested containers.
     """
-    deadline = time.monotonic() + config.timeout_seconds
+    for variable, below in _FOLDERS.items():
+        os.environ.setdefault(variable, str(folder / "wandb" / below))
     mode, reason = _mode(config)
+    try:
+        return _opened(config, mode, reason, folder=folder, name=name, run_id=run_id, settings=settings)
+    except Stopped:
+        raise
+    except Exception as error:
+        return Monitor(None, f"W&B: cannot be used ({first_line(error)})")
+
+
+def _opened(
+    config: WandbConfig, mode: str, reason: str, *, folder: Path, name: str, run_id: str, settings: dict[str, Any]
+) -> Monitor:
+    deadline = time.monotonic() + config.timeout_seconds
     if mode == "online":
         problem = _unreachable(timeout=config.timeout_seconds / 2)
         if problem is None:
@@ -194,18 +225,21 @@ def log_text(loggers: list[Any], *, key: str, step: int, text: str, axis: str) -
     """Log a text to those loggers that take one."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            table = wandb.Table(columns=["step", "text"], data=[[step, text]])
-            logger.experiment.log({key: table, axis: step})
+            with optional("W&B's table of samples"):
+                table = wandb.Table(columns=["step", "text"], data=[[step, text]])
+                logger.experiment.log({key: table, axis: step})
 
 
 def log_picture(loggers: list[Any], *, key: str, step: int, path: Path, axis: str) -> None:
     """Log a picture to those loggers that take one."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.log({key: wandb.Image(str(path)), axis: step})
+            with optional("W&B's picture"):
+                logger.experiment.log({key: wandb.Image(str(path)), axis: step})
 
 
 def finish(exit_code: int) -> None:
     """End the open W&B run, if any, so that a failed job is shown as failed."""
     if wandb.run is not None:
-        wandb.finish(exit_code=exit_code)
+        with optional("closing W&B"):
+            wandb.finish(exit_code=exit_code)

@@ -32,8 +32,8 @@ class MetricsFile:
         with naming_file(self._path), self._path.open("ab") as file:
             os.fsync(file.fileno())
 
-    def cut_after(self, step: int) -> None:
-        """Drop every line that is later than the end of `step`, or not a whole line.
+    def cut_after(self, step: int, *, validated: bool) -> None:
+        """Drop every line that is later than the end of `step`, or its validation unless `validated`, or torn.
 
         The final test's lines go too, whatever their step: no checkpoint is later than they are.
         """
@@ -42,18 +42,19 @@ class MetricsFile:
         temporary = self._path.with_name(self._path.name + ".tmp")
         with self._path.open("rb") as old, temporary.open("wb") as new:
             while line := old.readline(_LONGEST_LINE):
-                if _belongs_to(line, step):
+                if _belongs_to(line, step, validated=validated):
                     new.write(line)
             new.flush()
             os.fsync(new.fileno())
         os.replace(temporary, self._path)
 
 
-def _belongs_to(line: bytes, step: int) -> bool:
+def _belongs_to(line: bytes, step: int, *, validated: bool) -> bool:
     try:
         entry = json.loads(line.decode("utf-8"))
         is_test = entry["name"].startswith(f"{names.TEST}/")
+        is_late = entry["step"] == step and entry["name"].startswith(f"{names.VALIDATION}/") and not validated
         is_whole = line.endswith(b"\n") and {"tokens", "value"} <= entry.keys()
-        return is_whole and entry["step"] <= step and not is_test
+        return is_whole and entry["step"] <= step and not is_test and not is_late
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False  # torn or damaged

@@ -234,8 +234,14 @@ class LanguageModule(LightningModule):
 
     def _packed_memory(self) -> dict[str, Any] | None:
         """Give every lane's memory for a checkpoint, on the process that writes it."""
-        if not self._train_memory or self._save_memory == "none":
+        if self._save_memory == "none":
             return None
+        if not self._train_memory:  # no step since the checkpoint that was loaded
+            return (
+                None
+                if self._loaded_memory is None
+                else saved_memory.packed(self._loaded_memory, rounded=self._save_memory == "bfloat16")
+            )
         chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
         own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
         memory: Memory | None = own

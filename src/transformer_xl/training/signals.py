@@ -13,14 +13,16 @@ from typing import Any
 
 from transformer_xl.errors import Stopped
 
-EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 75}
 
 PATIENCE_SECONDS = 40.0
 """How long after a signal a process may be busy in something that it cannot be called back from."""
 
 
 class StopSignals:
-    """Ends the run where it is when a signal comes; during training's steps, remembers it until the step has ended.
+    """Ends the run where it is when a signal comes; while training or evaluating, remembers it until the batch ends.
+
+    A signal that this process was started to ignore, as by `nohup`, stays ignored.
 
     Python runs a handler only between two of its own instructions, which a process that waits for another one may
     never reach. A thread therefore sees each signal as it comes, and ends a process that does not react.
@@ -29,8 +31,10 @@ class StopSignals:
         received: the first signal that came; None: none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, speaks: bool = False) -> None:
+        """Take whether this process answers a signal on the screen: one of several does."""
         self.received: signal.Signals | None = None
+        self._speaks = speaks
         self._is_held = False
         self._waits_for_others = False
         self._last_beat = monotonic()
@@ -46,7 +50,8 @@ class StopSignals:
         os.set_blocking(self._pipe[1], False)
         self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(self._pipe[0],), name="stop-signals", daemon=True).start()
-        self._previous = {number: signal.signal(number, self._handle) for number in EXIT_CODES}
+        heard = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(
@@ -98,6 +103,9 @@ class StopSignals:
         self.received = signal.Signals(number)
         if not self._is_held:
             self._stop(self.received)
+        elif self._speaks:
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{self.received.name}: stopping after this batch; Ctrl-C ends at once\n".encode())
 
     def _stop(self, received: signal.Signals) -> None:
         self.obey()

@@ -36,24 +36,19 @@ class Stops:
         """Count the time limit from now."""
         self._started = monotonic()
 
-    def take_signals(self) -> None:
-        """Remember the signals that come from here on until the step that is under way has ended."""
-        self._signals.hold()
-
-    def give_signals_back(self) -> None:
-        """Undo `take_signals`.
-
-        Raises:
-            Stopped: a signal came after the last step.
-        """
-        self._signals.release()
-
     def agreed_reason(self, trainer: Trainer, step: int) -> int:
         """Give 0, or a reason to stop after this step: the same on all processes."""
         reason = int(self._signals.received or 0)
         is_late = self._max_seconds is not None and monotonic() - self._started > self._max_seconds
         if not reason and is_late and self._min_steps <= step < self._max_steps:
             reason = _OUT_OF_TIME
+        return self._agreed(trainer, reason)
+
+    def agreed_signal(self, trainer: Trainer) -> int:
+        """Return 0, or the number of a signal that ends an evaluation after this batch: the same on all processes."""
+        return self._agreed(trainer, int(self._signals.received or 0))
+
+    def _agreed(self, trainer: Trainer, reason: int) -> int:
         if trainer.world_size > 1:
             agreed = torch.tensor(reason, device=trainer.strategy.root_device)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)

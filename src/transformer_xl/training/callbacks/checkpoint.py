@@ -22,8 +22,9 @@ from transformer_xl.training.stops import Stops, in_words
 class Checkpoints(Callback):
     """Writes `last.ckpt` at intervals, after validations, at a stop and at the end; `best.ckpt` at the best validation.
 
-    A checkpoint due at a step that also validates is written after the validation, so that it holds its outcome. The
-    newest ones before `last.ckpt` stay as `step-N.ckpt`: it might be found damaged.
+    A step that also validates is written twice: before the validation, noted as due, so that no evaluation holds the
+    step hostage, and after it with its outcome. A run that goes on from the first holds the validation before anything
+    else. The newest checkpoints before `last.ckpt` stay as `step-N.ckpt`: it might be found damaged.
     """
 
     def __init__(
@@ -64,11 +65,17 @@ class Checkpoints(Callback):
         self._newest: int | None = None  # step of the newest checkpoint that this run wrote or went on from
         self._newest_is_last = False  # whether last.ckpt is that one
         self._scores_anew = False  # whether validation reads otherwise than before: scores have no best in common
+        self._validation_due = False  # whether the newest step still has to be validated
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Make the folder, and put in order what a killed process had begun."""
         if self._scores_anew:
             self.best_score, self._best_step = math.inf, None
+        self._validation_due &= self._validate_every is not None
+        if self._validation_due and self._newest == self._max_steps:
+            trainer.fit_loop.epoch_loop.max_steps = (
+                self._max_steps + 1
+            )  # else Lightning starts no training, and calls no hook
         if not self._enabled or not trainer.is_global_zero:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -79,18 +86,12 @@ class Checkpoints(Callback):
         if trainer.ckpt_path is not None and self._best_step is not None and self._best_step == self._newest:
             link(Path(str(trainer.ckpt_path)), self._best)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take over the signals that stop a run."""
-        self._stops.take_signals()
-
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take over the signals that stop a run, and start the clock of `trainer.max_time`."""
-        self._stops.take_signals()
+        """Start the clock of `trainer.max_time`, and hold a validation that is due."""
         self._stops.start_clock()
-
-    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Give the signals back."""
-        self._stops.give_signals_back()
+        if self._validation_due:
+            validate(trainer)
+            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Save if a checkpoint is due at this step and no validation is."""
@@ -98,18 +99,27 @@ class Checkpoints(Callback):
             return
         if batch.step == self._max_steps:
             trainer.should_stop = True  # makes Lightning validate at the last step, whatever the interval
-        if not self._validation_is_due(batch.step):
-            self._finish_step(trainer, batch.step, is_due=batch.step % self._every == 0)
+        self._validation_due = self._validation_is_due(batch.step)
+        self._finish_step(trainer, batch.step, is_due=self._validation_due or batch.step % self._every == 0)
 
     def _validation_is_due(self, step: int) -> bool:
         if self._validate_every is None:
             return False
         return step % self._validate_every == 0 or step == self._max_steps
 
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Stop here if asked to."""
+        self._stop_if(trainer, self._stops.agreed_signal(trainer), step=trainer.global_step)
+
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Stop here if asked to."""
+        self._stop_if(trainer, self._stops.agreed_signal(trainer), step=trainer.global_step)
+
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Save after each validation of a run."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        self._validation_due = False
         score = pl_module.scores[names.VALIDATION].loss
         is_best = score < self.best_score
         if is_best:
@@ -125,6 +135,9 @@ class Checkpoints(Callback):
         reason = self._stops.agreed_reason(trainer, step)
         if is_due or reason:
             self._save(trainer, step, is_best=is_best)
+        self._stop_if(trainer, reason, step=step)
+
+    def _stop_if(self, trainer: Trainer, reason: int, *, step: int) -> None:
         if reason:
             folder = shlex.quote(str(self._folder.parent))
             advice = f"; go on with: python train.py resume={folder}" if self._enabled else ""
@@ -174,12 +187,31 @@ class Checkpoints(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Give the best validation loss so far, and its step."""
-        return {"best_score": self.best_score, "best_step": self._best_step}
+        return {
+            "best_score": self.best_score,
+            "best_step": self._best_step,
+            "validation_due": self._validation_due,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self.best_score = state_dict["best_score"]
-        self._best_step = state_dict.get("best_step")  # format 2 began without it
+        self._best_step = state_dict["best_step"]
+        self._validation_due = state_dict["validation_due"]
+
+
+def validation_is_due(checkpoint: Mapping[str, Any]) -> bool:
+    """Return whether a run that goes on from a checkpoint has to validate before anything else."""
+    return bool(checkpoint["callbacks"][Checkpoints.__qualname__].get("validation_due"))
+
+
+def validate(trainer: Trainer) -> None:
+    """Validate within training, as Lightning does at its own intervals, which skip a step that was saved before."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    loop.restarting = False
+    trainer.validating = True
+    loop.run()
+    trainer.training = True
 
 
 def _how_validated(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class ProgressDisplay(Callback):
             return
         if self._recorder.latest is not None:
             self._shown_step = self._recorder.latest.step  # older than the line below
-        figures = _figures(pl_module.scores[names.VALIDATION].loss, unit=self._units["valid"]) + self._beside
+        score = pl_module.scores[names.VALIDATION]
+        figures = _figures(score.loss, unit=self._units["valid"]) + self._beside if score.tokens else "no predictions"
         self._console.print(
             f"step {trainer.global_step}/{self._max_steps}  validation {figures}", highlight=False, soft_wrap=True
         )

@@ -20,6 +20,7 @@ from transformer_xl.scores import Unit
 from transformer_xl.training import names
 from transformer_xl.training.divergence import Divergence
 from transformer_xl.training.figures import StepFigures
+from transformer_xl.training.loggers import optional
 from transformer_xl.training.metrics_file import MetricsFile
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.nonfinite import SCALED_PRECISION, NonFiniteSteps, refuse_weights_not_finite
@@ -83,9 +84,14 @@ class Recorder(Callback):
         self._nll_sum: Tensor | None = None
         self._watch = Stopwatch()
 
-    def cut(self, step: int) -> None:
-        """Drop what was logged after the checkpoint of `step`, from which the run goes on; main process only."""
-        self._file.cut_after(step)
+    def cut(self, step: int, *, validated: bool) -> None:
+        """Drop what was logged after the checkpoint from which the run goes on; main process only.
+
+        Args:
+            step: of the checkpoint.
+            validated: whether it was written after the validation of its step, if there was one.
+        """
+        self._file.cut_after(step, validated=validated)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Prepare the figures."""
@@ -126,7 +132,10 @@ class Recorder(Callback):
         self.record(trainer, trainer.global_step, self._scores(pl_module, names.TEST, self._units["test"]))
 
     def _scores(self, module: LanguageModule, stage: str, unit: Unit) -> dict[str, float | None]:
-        loss = module.scores[stage].loss
+        score = module.scores[stage]
+        loss = score.loss if score.tokens else None
+        if loss is None:
+            return {f"{stage}/{names.LOSS}": None}
         return {f"{stage}/{name}": value for name, value in {names.LOSS: loss, **unit.figures(loss)}.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -204,7 +213,8 @@ class Recorder(Callback):
         self._file.append(step=step, tokens=tokens, values=values)
         numbers = {name: value for name, value in values.items() if value is not None}
         for logger in trainer.loggers:
-            logger.log_metrics({**numbers, names.TOKEN_AXIS: tokens}, step=step)
+            with optional("the logger"):
+                logger.log_metrics({**numbers, names.TOKEN_AXIS: tokens}, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the coming figures need of the steps so far."""

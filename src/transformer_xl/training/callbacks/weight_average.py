@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,14 +53,30 @@ class WeightAverage(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Put the average in the place of training's weights."""
-        if trainer.state.fn == "fit" and self._count > 0:
-            self._raw = [weight.detach().clone() for weight in pl_module.model.parameters()]
-            _write(pl_module.model.parameters(), self._average)
+        if trainer.state.fn == "fit":
+            self._put_in_place(pl_module.model)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Put training's weights back, to the bit."""
+        self._take_away(pl_module.model)
+
+    @contextmanager
+    def in_place(self, model: torch.nn.Module) -> Iterator[None]:
+        """Have the average in the place of training's weights, if there is one yet."""
+        self._put_in_place(model)
+        try:
+            yield
+        finally:
+            self._take_away(model)
+
+    def _put_in_place(self, model: torch.nn.Module) -> None:
+        if self._count > 0:
+            self._raw = [weight.detach().clone() for weight in model.parameters()]
+            _write(model.parameters(), self._average)
+
+    def _take_away(self, model: torch.nn.Module) -> None:
         if self._raw:
-            _write(pl_module.model.parameters(), self._raw)
+            _write(model.parameters(), self._raw)
             self._raw = []
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -31,15 +31,6 @@ from tests.oracles.runs_support import (
 Whole = Callable[..., Path]
 
 SLOW = pytest.mark.slow
-HOSTAGE = pytest.mark.xfail(strict=True, reason="issue: a validation holds finished steps hostage")
-SCREEN = pytest.mark.xfail(strict=True, reason="issue: standard output goes away")
-ENDLESS = pytest.mark.xfail(strict=True, reason="issue: outputs is a dangling link")
-TWO_AT_ONCE = pytest.mark.xfail(strict=True, reason="issue: two evaluations in the same second")
-EMPTY_FOLDER = pytest.mark.xfail(strict=True, reason="issue: an empty hydra.run.dir")
-TERMINAL = pytest.mark.xfail(strict=True, reason="issue: SIGHUP is as SIGTERM")
-DECORATION = pytest.mark.xfail(strict=True, reason="issue: what is decoration fails a run")
-MONITOR = pytest.mark.xfail(strict=True, reason="issue: a monitor ends a run")
-NOHUP = pytest.mark.xfail(strict=True, reason="issue: an ignored signal stays ignored")
 
 # validations of ten batches: after step 3 the batches 1 to 10, after step 6 (the last) 11 to 20
 VALIDATED = ["trainer.limit_val_batches=10", "trainer.limit_test_batches=10"]
@@ -55,7 +46,6 @@ def ends_in_one_line(result: Result, *words: str) -> None:
 # --- 1: a validation or final report holds finished steps hostage ---
 
 
-@HOSTAGE
 @pytest.mark.parametrize("batch", [13, pytest.param(17, marks=SLOW)])
 def test_1_a_signal_in_the_final_validation_ends_it_at_the_next_batch(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, batch: int
@@ -69,7 +59,6 @@ def test_1_a_signal_in_the_final_validation_ends_it_at_the_next_batch(
     assert_same_run(tmp_path / "run", whole(*VALIDATED))
 
 
-@HOSTAGE
 def test_1_the_first_interruption_is_answered_at_once(forks: Forks, base: list[str], tmp_path: Path) -> None:
     """It is killed right after, and something was said by then."""
     stops = [Stop("validation_batch", 13, "SIGINT,pause,SIGKILL")]
@@ -78,7 +67,6 @@ def test_1_the_first_interruption_is_answered_at_once(forks: Forks, base: list[s
     assert any("SIGINT" in line or "nterrupt" in line for line in result.printed.splitlines()), result.printed
 
 
-@HOSTAGE
 @pytest.mark.parametrize("interval", [3, pytest.param(6, marks=SLOW)])
 def test_1_a_second_interruption_leaves_every_finished_step(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, interval: int
@@ -96,16 +84,14 @@ def test_1_a_second_interruption_leaves_every_finished_step(
 @pytest.mark.parametrize(
     ("settings", "moment", "number", "step"),
     [
-        pytest.param([], "validation_batch", 3, 3, marks=[HOSTAGE, SLOW]),
-        pytest.param([], "validation_batch", 13, 6, marks=HOSTAGE),
-        pytest.param(["trainer.val_check_interval=6"], "validation_batch", 1, 6, marks=[HOSTAGE, SLOW]),
-        pytest.param(
-            ["scheduler=plateau", "trainer.val_check_interval=2"], "validation_batch", 13, 4, marks=[HOSTAGE, SLOW]
-        ),
+        pytest.param([], "validation_batch", 3, 3, marks=SLOW),
+        pytest.param([], "validation_batch", 13, 6),
+        pytest.param(["trainer.val_check_interval=6"], "validation_batch", 1, 6, marks=SLOW),
+        pytest.param(["scheduler=plateau", "trainer.val_check_interval=2"], "validation_batch", 13, 4, marks=SLOW),
         pytest.param(
             ["trainer.val_check_interval=null", "trainer.check_val_every_n_epoch=1"],
             *("validation_batch", 13, 6),
-            marks=[HOSTAGE, SLOW],
+            marks=SLOW,
         ),
         ([], "test_batch", 3, 6),
     ],
@@ -129,7 +115,6 @@ def test_1_the_step_is_on_disk_before_a_validation_or_test_begins(
     assert_same_run(tmp_path / "run", whole(*settings))
 
 
-@HOSTAGE
 @pytest.mark.slow
 def test_1_a_validation_may_be_killed_again_and_again(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path
@@ -148,7 +133,6 @@ def test_1_a_validation_may_be_killed_again_and_again(
 # --- 2: standard output goes away ---
 
 
-@SCREEN
 @pytest.mark.parametrize(
     ("reader", "bar"),
     [
@@ -168,7 +152,6 @@ def test_2_a_run_goes_on_without_a_screen(
     assert_same_run(tmp_path / "run", whole())
 
 
-@SCREEN
 def test_2_a_stop_without_a_screen_leaves_a_checkpoint(forks: Forks, base: list[str], tmp_path: Path) -> None:
     stops = [Stop("train_batch", 3, "SIGTERM")]
     arguments = [*base, "hydra.run.dir=run"]
@@ -176,7 +159,6 @@ def test_2_a_stop_without_a_screen_leaves_a_checkpoint(forks: Forks, base: list[
     assert step_of(tmp_path / "run") == 3
 
 
-@SCREEN
 @pytest.mark.parametrize("reader", [pytest.param(["true"], marks=SLOW), ["head", "-n1"]], ids=" ".join)
 def test_2_an_evaluation_keeps_its_numbers(forks: Forks, trained: Path, tmp_path: Path, reader: list[str]) -> None:
     run = copy_run(trained, tmp_path / "run")
@@ -224,9 +206,9 @@ def a_loop(path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "options"),
     [
-        pytest.param(dangling, [], marks=ENDLESS),
+        pytest.param(dangling, []),
         (dangling, ["name=mine"]),
-        pytest.param(dangling, ["-m", "seed=1,2"], marks=[ENDLESS, SLOW]),
+        pytest.param(dangling, ["-m", "seed=1,2"], marks=SLOW),
         (a_file, []),
         pytest.param(a_file, ["-m", "seed=1,2"], marks=SLOW),
         pytest.param(a_loop, [], marks=SLOW),
@@ -252,7 +234,6 @@ def test_3_a_folder_on_the_way_is_a_file(forks: Forks, base: list[str], tmp_path
 # --- 4: two at once ---
 
 
-@TWO_AT_ONCE
 def test_4_evaluations_in_the_same_second_have_folders_of_their_own(
     forks: Forks, trained: Path, tmp_path: Path
 ) -> None:
@@ -267,7 +248,6 @@ def test_4_evaluations_in_the_same_second_have_folders_of_their_own(
     assert len({entry["pictures"] for entry in evaluations}) == 3
 
 
-@TWO_AT_ONCE
 @pytest.mark.slow
 def test_4_a_mistaken_evaluation_leaves_the_others_folder_alone(forks: Forks, trained: Path, tmp_path: Path) -> None:
     run = copy_run(trained, tmp_path / "run")
@@ -320,7 +300,6 @@ def test_4_two_starts_of_one_name_at_the_same_time_never_break_each_other(
 # --- 10: an empty folder, a dropped terminal ---
 
 
-@EMPTY_FOLDER
 @pytest.mark.parametrize("value", ["hydra.run.dir=", "hydra.run.dir=''"])
 def test_10_an_empty_run_folder_is_refused(forks: Forks, base: list[str], tmp_path: Path, value: str) -> None:
     result = forks.run("train", [*base, value], tmp_path)
@@ -328,7 +307,6 @@ def test_10_an_empty_run_folder_is_refused(forks: Forks, base: list[str], tmp_pa
     assert not (tmp_path / "config.yaml").exists()
 
 
-@TERMINAL
 @pytest.mark.parametrize(("moment", "step"), [("train_batch", 4), ("validation_batch", 3)])
 def test_10_a_dropped_terminal_stops_a_run_with_a_checkpoint(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, moment: str, step: int
@@ -363,7 +341,6 @@ matplotlib.figure.Figure.savefig = full
 """
 
 
-@DECORATION
 def test_11_no_memory_for_the_compressors_ends_no_run(forks: Forks, base: list[str], tmp_path: Path) -> None:
     arguments = [*without(base, "callbacks.report.memory_tokens"), "callbacks.report.memory_tokens=100"]
     result = forks.run("train", [*arguments, "hydra.run.dir=run"], tmp_path, code=NO_COMPRESSORS)
@@ -371,7 +348,6 @@ def test_11_no_memory_for_the_compressors_ends_no_run(forks: Forks, base: list[s
     assert summary_of(tmp_path / "run")["status"] == "finished"
 
 
-@DECORATION
 @pytest.mark.parametrize("code", [NO_PICTURES, pytest.param(NO_DISK_FOR_PICTURES, marks=SLOW)], ids=["memory", "disk"])
 def test_11_a_picture_that_cannot_be_drawn_ends_no_run_and_no_evaluation(
     forks: Forks, base: list[str], trained: Path, tmp_path: Path, code: str
@@ -414,7 +390,6 @@ wandb.init = init
 """
 
 
-@MONITOR
 def test_13_a_home_that_cannot_be_written_ends_no_run(forks: Forks, base: list[str], tmp_path: Path) -> None:
     arguments = [*without(base, "logger", "callbacks.sample.n_tokens"), *WITH_WANDB, "hydra.run.dir=run"]
     places = {"WANDB_DATA_DIR": None, "WANDB_CACHE_DIR": None, "WANDB_CONFIG_DIR": None, "WANDB_DIR": None}
@@ -425,7 +400,6 @@ def test_13_a_home_that_cannot_be_written_ends_no_run(forks: Forks, base: list[s
     assert list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
 
 
-@MONITOR
 @pytest.mark.parametrize("code", [NO_TABLES, NO_LOGGING, NO_START], ids=["tables", "log", "init"])
 def test_13_a_broken_monitor_ends_no_run(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, code: str
@@ -436,7 +410,6 @@ def test_13_a_broken_monitor_ends_no_run(
     assert_same_run(tmp_path / "run", whole())
 
 
-@MONITOR
 def test_13_the_monitors_data_lies_below_the_run_folder(forks: Forks, base: list[str], tmp_path: Path) -> None:
     """Nothing is left in the home folder or beside the run."""
     home = tmp_path / "home"
@@ -448,7 +421,6 @@ def test_13_the_monitors_data_lies_below_the_run_folder(forks: Forks, base: list
     assert not (tmp_path / "wandb").exists()
 
 
-@MONITOR
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_13_a_user_without_name_and_home_trains(base: list[str]) -> None:
@@ -468,7 +440,7 @@ def test_13_a_user_without_name_and_home_trains(base: list[str]) -> None:
 # --- 14: `nohup` ---
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", pytest.param("SIGINT", marks=NOHUP)])
+@pytest.mark.parametrize("name", ["SIGHUP", pytest.param("SIGINT")])
 def test_14_an_ignored_signal_stays_ignored(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, name: str
 ) -> None:
@@ -479,7 +451,6 @@ def test_14_an_ignored_signal_stays_ignored(
     assert_same_run(tmp_path / "run", whole())
 
 
-@NOHUP
 @pytest.mark.slow
 def test_14_nohup_protects_a_sweep(forks: Forks, base: list[str], tmp_path: Path) -> None:
     arguments = ["-m", *without(base, "trainer.max_steps"), "trainer.max_steps=60", "hydra.sweep.dir=sweep", "seed=1"]

@@ -28,6 +28,7 @@ from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.scores import Score
+from transformer_xl.training.loggers import optional
 
 _PICTURES = "evaluation"
 """Folder of pictures, below the run's: in it one for each command."""
@@ -226,7 +227,8 @@ class Evaluation:
         title = f"{results.source.name}, {results.heading}, {self._config.split} split"
         by_memory = isinstance(self._config.eval.mem_len, list)
         self._keep(results.source.folder, results.records)
-        results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
+        with optional("the picture"):
+            results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
 
     def _conclude_all(self, results: Sequence[Results]) -> None:
         """Print all models in one table, draw them in one picture of each kind, and keep what was found out."""
@@ -235,11 +237,12 @@ class Evaluation:
         tables.print_models(self._console, rows, heading=headings)
         self._say_all(models_in_words(rows))
         title = f"{headings}, {self._config.split} split"
-        drawn = draw(results, self._folder, title=title, by_memory=True)
         records = [entry for found in results for entry in found.records]
-        for found in results:
-            found.pictures |= drawn
         self._keep(self._folder, records)
+        with optional("the picture"):
+            drawn = draw(results, self._folder, title=title, by_memory=True)
+            for found in results:
+                found.pictures |= drawn
 
     def _keep(self, folder: Path, records: Sequence[dict[str, Any]]) -> None:
         path = record.add_record(folder, command=self._command, pictures=self._folder, results=records)

@@ -8,12 +8,14 @@ import sys
 import warnings
 from contextlib import nullcontext
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from transformer_xl.commands import command_line, ranks
 from transformer_xl.commands.closed_pipe import go_on_without_screen
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.run_lock import only_process
+from transformer_xl.errors import UserError
 from transformer_xl.training.signals import StopSignals
 
 
@@ -35,6 +37,8 @@ def train(composed: DictConfig, context: RunContext) -> float | None:
     Returns:
         The objective: the best validation loss in nats, the last training loss where nothing validates.
     """
+    if not str(HydraConfig.get().run.dir).strip():
+        raise UserError("hydra.run.dir is empty, and must name the folder of the run")
     with StopSignals(speaks=ranks.is_main()) as signals:
         from transformer_xl.commands.companions import leave_quietly
         from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for

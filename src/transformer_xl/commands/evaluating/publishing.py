@@ -57,7 +57,8 @@ def publish(source: Source, scores: Mapping[str, float]) -> str:
     )
     values = {f"{names.EVALUATION}/{name}": value for name, value in scores.items()}
     try:
-        monitor.logger.log_metrics(values, step=step_at_end(source.folder))
+        if monitor.logger is not None:
+            monitor.logger.log_metrics(values, step=step_at_end(source.folder))
     finally:
         monitors.finish(exit_code_at_end(source.folder))
     return monitor.where

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transformer_xl import init_from
-from transformer_xl.config import Config, CosineConfig
+from transformer_xl.config import Config
 from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -26,11 +26,10 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.registry import make_model
 from transformer_xl.model.transformer import MemoryTransformer
 from transformer_xl.plan import Plan
-from transformer_xl.registry import lookup
 from transformer_xl.run_config import expanded
 from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training.module import LanguageModule
-from transformer_xl.training.optim import make_optimizer, parameter_groups
+from transformer_xl.training.optim import make_optimizer, make_schedule, parameter_groups
 
 
 def typed_config(composed: DictConfig) -> Config:
@@ -101,14 +100,13 @@ def make_network(
 
 
 def with_total_steps(config: Config, plan: Plan) -> Config:
-    """Settle where the cosine ends, so that a resume with more steps does not move it."""
-    scheduler = config.scheduler
-    if isinstance(scheduler, CosineConfig) and scheduler.total_steps == -1:
-        return replace(config, scheduler=replace(scheduler, total_steps=plan.max_steps))
+    """Settle where the schedule ends, so that a resume with more steps does not move it."""
+    if getattr(config.scheduler, "total_steps", None) == -1:
+        return replace(config, scheduler=replace(config.scheduler, total_steps=plan.max_steps))
     return config
 
 
-def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: str) -> LanguageModule:
+def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan, *, run_id: str) -> LanguageModule:
     """Make the LightningModule."""
     scheduler, optimizer = config.scheduler, config.optimizer
 
@@ -123,7 +121,8 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, *, run_id: 
         model=model,
         train_nll=_train_nll(config, model),
         make_optimizer=optimizer_for_model,
-        schedule=lookup("scheduler", scheduler.kind).factory(peak=optimizer.lr, config=scheduler),
+        schedule=make_schedule(scheduler, total_steps=plan.max_steps, peak=optimizer.lr),
+        peak_lr=optimizer.lr,
         eval_config=config.eval,
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,

@@ -15,6 +15,8 @@ from transformer_xl.settings import (
     Count,
     Length,
     Number,
+    OptimizerConfig,
+    SchedulerConfig,
     Seed,
     Settings,
     Share,
@@ -141,79 +143,6 @@ def parse_model(value: Any) -> ModelConfig:
         UserError: a setting is unknown, missing, or cannot work.
     """
     return parse(_Holder, {"model": value}).model
-
-
-# ---- optimization
-
-
-class OptimizerConfig(Settings):
-    """Learning rate and weight decay, common to all optimizers."""
-
-    kind: str
-    lr: Amount
-    weight_decay: Amount
-    decay_embeddings: bool
-
-
-class AdamConfig(OptimizerConfig):
-    """Adam, or AdamW with decoupled weight decay."""
-
-    kind: Literal["adam", "adamw"]
-    beta1: Share
-    beta2: Share
-    eps: Amount
-
-
-class LambConfig(OptimizerConfig):
-    """LAMB: Adam's step scaled for each tensor to its weights' norm."""
-
-    kind: Literal["lamb"]
-    beta1: Share
-    beta2: Share
-    eps: Amount
-
-
-class SgdConfig(OptimizerConfig):
-    """Stochastic gradient descent."""
-
-    kind: Literal["sgd"]
-    momentum: Share
-
-
-class SchedulerConfig(Settings):
-    """Warm-up, common to all schedules."""
-
-    kind: str
-    warmup_steps: Number
-
-
-class ConstantConfig(SchedulerConfig):
-    """The same learning rate at every step after warm-up."""
-
-    kind: Literal["constant"]
-
-
-class CosineConfig(SchedulerConfig):
-    """Half a cosine from the peak to `min_lr` over `total_steps`."""
-
-    kind: Literal["cosine"]
-    total_steps: Annotated[int, Field(ge=-1)]
-    min_lr: Amount
-
-
-class InverseSquareRootConfig(SchedulerConfig):
-    """The learning rate falls with the inverse square root of the step."""
-
-    kind: Literal["inv_sqrt"]
-
-
-class PlateauConfig(SchedulerConfig):
-    """The learning rate is multiplied by `factor` after `patience` validations without an improvement."""
-
-    kind: Literal["plateau"]
-    factor: Share
-    patience: Number
-    min_lr: Amount
 
 
 # ---- lengths, recipe
@@ -513,7 +442,7 @@ class Config(Settings):
                 f"data.segment_len is {data.segment_len} with data.segment_len_sd {data.segment_len_sd}: segments of "
                 f"up to {data.longest_segment} tokens must be at most model.n_positions {model.n_positions}"
             )
-        if isinstance(self.scheduler, CosineConfig) and self.scheduler.total_steps == 0 != self.trainer.max_steps:
+        if getattr(self.scheduler, "total_steps", -1) == 0 != self.trainer.max_steps:
             yield "scheduler.total_steps is 0, and must be at least 1, or -1 for the last step"
         if self.init_vocabulary == "extend" and self.init_from is None:
             yield "init_vocabulary is 'extend' without init_from, and has nothing to extend"

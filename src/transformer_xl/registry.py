@@ -16,7 +16,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "position": (),
     "model": ("transformer_xl.model.registry",),
     "optimizer": ("transformer_xl.training.optim",),
-    "scheduler": ("transformer_xl.training.schedule",),
+    "scheduler": ("transformer_xl.training.optim",),
     "memory": (),
     "tokenizer": (),
     "corpus": (),

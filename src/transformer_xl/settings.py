@@ -58,6 +58,22 @@ class Settings(BaseModel):
         return self
 
 
+class OptimizerConfig(Settings):
+    """Learning rate and weight decay, common to all optimizers."""
+
+    kind: str
+    lr: Amount
+    weight_decay: Amount
+    decay_embeddings: bool
+
+
+class SchedulerConfig(Settings):
+    """Warm-up, common to all schedules."""
+
+    kind: str
+    warmup_steps: Number
+
+
 def parse(cls: type[S], value: object, key: str = "") -> S:
     """Turn plain containers into settings.
 

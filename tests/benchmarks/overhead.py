@@ -34,7 +34,7 @@ from transformer_xl import build, build_trainer, devices
 from transformer_xl.commands.composing import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
-from transformer_xl.plan import make_plan
+from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.signals import StopSignals
@@ -115,12 +115,12 @@ class Window(NamedTuple):
 class BareLoop:
     """The work alone; its calls are timed as the run's are."""
 
-    def __init__(self, module: LanguageModule, config: Config) -> None:
+    def __init__(self, module: LanguageModule, config: Config, plan: Plan) -> None:
         self.work = Work()
         self.model = copy.deepcopy(module.model)
-        ours = build.make_module(config, _NoData(module), self.model, run_id="")
+        ours = build.make_module(config, _NoData(module), self.model, plan, run_id="")
         self.optimizer = ours.configure_optimizers()
-        self.schedule = ours.schedule
+        self.schedule, self.peak_lr = ours.schedule, ours.peak_lr
         self.clip = config.trainer.gradient_clip_val
         # as Lightning does: without its cache a weight used twice is rounded twice, and its gradients added in full
         is_rounded = str(config.trainer.precision) == "bf16-mixed"
@@ -137,7 +137,7 @@ class BareLoop:
         if self.memory is None:
             self.memory = self.model.empty_memory(batch_size=len(batch.tokens_BT))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.lr(batch.step)
+            group["lr"] = self.peak_lr * self.schedule(batch.step)
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast:
             nll, self.memory = self.nll(batch.tokens_BT, batch.targets_BT, self.memory, batch.resets_BT)
@@ -161,8 +161,8 @@ class _NoData:
 class Alternating(Callback):
     """Times windows of the run, and their bare twins after each."""
 
-    def __init__(self, config: Config, *, profile: cProfile.Profile | None) -> None:
-        self.config = config
+    def __init__(self, config: Config, plan: Plan, *, profile: cProfile.Profile | None) -> None:
+        self.config, self.plan = config, plan
         self.profile = profile
         self.work = Work()
         self.windows: list[Window] = []
@@ -171,7 +171,7 @@ class Alternating(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Let every call of the work be timed."""
-        self.bare = BareLoop(pl_module, self.config)
+        self.bare = BareLoop(pl_module, self.config, self.plan)
         pl_module._train_nll = self.work.timed(pl_module._train_nll)
         pl_module.backward = self.work.timed(pl_module.backward)
         optimizer = trainer.optimizers[0]
@@ -215,14 +215,14 @@ def measure(
     config = build.with_total_steps(config, plan)
     model = build.make_network(config, data, source=None, announce=print)
     datamodule = build.make_datamodule(config, data, plan)
-    module = build.make_module(config, data, model, run_id="overhead")
+    module = build.make_module(config, data, model, plan, run_id="overhead")
     with StopSignals() as signals:
         callbacks = build_trainer.make_callbacks(config, data, model, plan, datamodule, folder=folder, signals=signals)
         trainer = build_trainer.make_trainer(config, plan, callbacks, folder=folder)
         if isinstance(config.logger, WandbConfig):
             monitor = open_wandb(config.logger, folder=folder, name="overhead", run_id="overhead", settings={})
             trainer.loggers = [monitor.logger]
-        alternating = Alternating(config, profile=profile)
+        alternating = Alternating(config, plan, profile=profile)
         trainer.callbacks.append(alternating)
         clipping = {name: alternating.work.timed(getattr(torch.nn.utils, name)) for name in _CLIPPING}
         with mock.patch.multiple(torch.nn.utils, **clipping):

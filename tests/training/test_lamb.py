@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.conftest import Outcome, read_values, tiny_model_config
-from transformer_xl.config import LambConfig
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.optim import make_optimizer, parameter_groups
+from transformer_xl.training.optim import LambConfig, make_optimizer, parameter_groups
 
 Run = Callable[..., Outcome]
 

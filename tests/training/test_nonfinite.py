@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tests.conftest import TINY_MODEL, Outcome, read_values, tiny_overrides
-from transformer_xl.config import AdamConfig, LambConfig, SgdConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import SlotMemory, memory_from_state_dict
@@ -25,7 +24,7 @@ from transformer_xl.training.nonfinite import (
     leave_out_update,
     prepare_to_leave_out,
 )
-from transformer_xl.training.optim import make_optimizer
+from transformer_xl.training.optim import AdamConfig, LambConfig, SgdConfig, make_optimizer
 
 Run = Callable[..., Outcome]
 Poison = Callable[..., None]

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from tests.conftest import tiny_model_config
-from transformer_xl.config import AdamConfig, SgdConfig
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.optim import clip_by_norm, make_optimizer, parameter_groups
+from transformer_xl.training.optim import AdamConfig, SgdConfig, clip_by_norm, make_optimizer, parameter_groups
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.commands.screen import shown
-from transformer_xl.config import Config, CosineConfig, SchedulerConfig
+from transformer_xl.config import Config
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.tokenizer import vocabulary_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.plan import Plan
 from transformer_xl.resuming import memory_note
+from transformer_xl.settings import SchedulerConfig
 from transformer_xl.training.callbacks.checkpoint import Checkpoints, validation_is_due
-from transformer_xl.training.schedule import Schedule
+from transformer_xl.training.optim import CosineConfig, Schedule
 
 
 def refuse_other_data(checkpoint: Mapping[str, Any], data: Dataset, plan: Plan, *, config: Config, of_run: str) -> None:
@@ -69,7 +70,7 @@ def resumed_lines(
     notes = [memory_note(checkpoint)]
     if step < plan.max_steps:
         schedule.load_state_dict(checkpoint["schedule"])
-        line += f"; the next learning rate is {schedule.lr(step + 1):.4g}"
+        line += f"; the next learning rate is {config.optimizer.lr * schedule(step + 1):.4g}"
         notes.append(_note_of_cosine(config.scheduler, plan))
     elif parent is not None:
         notes.append("no step is left to train: a larger trainer.max_steps gives the branch some")

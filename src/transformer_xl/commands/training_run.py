@@ -110,7 +110,7 @@ class TrainingRun:
         model = build.make_network(config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(config, data, plan)
-        module = build.make_module(config, data, model, run_id=beginning.identity.run_id)
+        module = build.make_module(config, data, model, plan, run_id=beginning.identity.run_id)
         callbacks = build_trainer.make_callbacks(
             config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
         )

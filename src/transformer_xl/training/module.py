@@ -25,8 +25,7 @@ from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.memory_gain import MemoryGain
 from transformer_xl.training.metrics import TokenLoss
 from transformer_xl.training.nonfinite import SCALED_PRECISION, leave_out_update, prepare_to_leave_out
-from transformer_xl.training.optim import clip_by_norm
-from transformer_xl.training.schedule import Schedule
+from transformer_xl.training.optim import Schedule, clip_by_norm
 
 
 class LanguageModule(LightningModule):
@@ -46,6 +45,7 @@ class LanguageModule(LightningModule):
         train_nll: Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses],
         make_optimizer: Callable[[], torch.optim.Optimizer],
         schedule: Schedule,
+        peak_lr: float,
         eval_config: EvalConfig,
         memory_gain_tokens: int,
         seed: int,
@@ -59,7 +59,8 @@ class LanguageModule(LightningModule):
             model: the network.
             train_nll: its `nll`, or a compiled one, by which training reads its segments.
             make_optimizer: called once the parameters are on their device.
-            schedule: learning rate by optimizer step.
+            schedule: factor of the learning rate by optimizer step.
+            peak_lr: the learning rate that it is a factor of.
             eval_config: how validation and test read.
             memory_gain_tokens: the most tokens of a validation that are read without memory too.
             seed: of dropout.
@@ -79,6 +80,7 @@ class LanguageModule(LightningModule):
         self.gradient_norm: Tensor | None = None
         self.identity = identity
         self.schedule = schedule
+        self.peak_lr = peak_lr
         self._train_nll = train_nll
         self._make_optimizer = make_optimizer
         self._eval_config = eval_config
@@ -103,7 +105,7 @@ class LanguageModule(LightningModule):
         """Set the step's learning rate, and seed dropout so that no random state need be saved."""
         self._counted = batch.counted
         if batch.micro == 0:
-            lr = self.schedule.lr(batch.step)
+            lr = self.peak_lr * self.schedule(batch.step)
             for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
                 group["lr"] = lr
         seed = dropout_seed(self._seed, step=batch.step, rank=self.global_rank, micro=batch.micro)

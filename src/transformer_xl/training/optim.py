@@ -1,17 +1,22 @@
-"""Optimizers and their parameter groups."""
+"""Optimizers, their parameter groups, and learning rates by optimizer step.
+
+Each part stands here with its settings, registered as a part from outside is; the numbers stand in `conf/`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from transformer_xl.config import AdamConfig, LambConfig, OptimizerConfig, SgdConfig
 from transformer_xl.errors import UserError
 from transformer_xl.registry import lookup, register
+from transformer_xl.settings import Amount, Number, OptimizerConfig, SchedulerConfig, Share
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
@@ -30,53 +35,89 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
     return [group for group in groups if group["params"]]
 
 
-def check_installed(config: OptimizerConfig) -> None:
-    """Refuse an optimizer whose library is not installed.
-
-    Raises:
-        UserError: how to install it.
-    """
-    if isinstance(config, LambConfig):
-        _lamb()
+def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
+    """Make the optimizer that `settings.kind` names; `fused` updates all parameters in one kernel, where it has one."""
+    return _call(lookup("optimizer", settings.kind).factory, groups, settings, fused=fused)  # type: ignore[no-any-return]
 
 
-def make_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
-    """Make the optimizer of `config`; `fused` updates all parameters in one kernel, where the optimizer has one."""
-    factory = lookup("optimizer", config.kind).factory
-    takes_fused = "fused" in inspect.signature(factory).parameters
-    optimizer: torch.optim.Optimizer = factory(groups, config, **({"fused": fused} if takes_fused else {}))
-    return optimizer
+def _call(factory: Callable[..., Any], *arguments: object, **offered: object) -> Any:
+    """Call a factory with those of the offered arguments that it names."""
+    taken = inspect.signature(factory).parameters
+    return factory(*arguments, **{name: value for name, value in offered.items() if name in taken})
+
+
+class AdamConfig(OptimizerConfig):
+    """Adam, or AdamW with decoupled weight decay."""
+
+    kind: Literal["adam", "adamw"]
+    beta1: Share
+    beta2: Share
+    eps: Amount
 
 
 @register("optimizer", "adam", config=AdamConfig)
-def _adam(groups: list[dict[str, Any]], config: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+def _adam(groups: list[dict[str, Any]], settings: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
+    betas = (settings.beta1, settings.beta2)
+    return torch.optim.Adam(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=fused)
 
 
 @register("optimizer", "adamw", config=AdamConfig)
-def _adamw(groups: list[dict[str, Any]], config: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+def _adamw(groups: list[dict[str, Any]], settings: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
+    betas = (settings.beta1, settings.beta2)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=fused)
+
+
+class SgdConfig(OptimizerConfig):
+    """Stochastic gradient descent."""
+
+    kind: Literal["sgd"]
+    momentum: Share
 
 
 @register("optimizer", "sgd", config=SgdConfig)
-def _sgd(groups: list[dict[str, Any]], config: SgdConfig, *, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+def _sgd(groups: list[dict[str, Any]], settings: SgdConfig, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+
+
+class LambConfig(OptimizerConfig):
+    """LAMB: Adam's step scaled for each tensor to its weights' norm."""
+
+    kind: Literal["lamb"]
+    beta1: Share
+    beta2: Share
+    eps: Amount
 
 
 @register("optimizer", "lamb", config=LambConfig)
-def _make_lamb(groups: list[dict[str, Any]], config: LambConfig) -> torch.optim.Optimizer:
+def _lamb(groups: list[dict[str, Any]], settings: LambConfig) -> torch.optim.Optimizer:
     # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
     # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
     # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
-    return _lamb()(
+    return _lamb_class()(
         groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
         weight_decouple=False,
         adam_debias=True,
         foreach=True,
     )
+
+
+def check_installed(settings: OptimizerConfig) -> None:
+    """Raise `UserError` for an optimizer whose library is not installed."""
+    if settings.kind == "lamb":
+        _lamb_class()
+
+
+def _lamb_class() -> Callable[..., torch.optim.Optimizer]:
+    try:
+        from pytorch_optimizer import Lamb
+    except ModuleNotFoundError as error:
+        raise UserError(
+            'optimizer=lamb needs a library that is not installed: type pip install "pytorch-optimizer>=4.1,<5"'
+        ) from error
+    return Lamb
 
 
 def clip_by_norm(parameters: Sequence[nn.Parameter], *, norm: Tensor, limit: float) -> None:
@@ -94,11 +135,128 @@ def clip_by_norm(parameters: Sequence[nn.Parameter], *, norm: Tensor, limit: flo
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
-def _lamb() -> Callable[..., torch.optim.Optimizer]:
-    try:
-        from pytorch_optimizer import Lamb
-    except ModuleNotFoundError as error:
-        raise UserError(
-            'optimizer=lamb needs a library that is not installed: type pip install "pytorch-optimizer>=4.1,<5"'
-        ) from error
-    return Lamb
+class Schedule:
+    """The learning rate of each optimizer step, as a factor of the peak; steps count from 1.
+
+    A function of the step is wrapped in one; a schedule that follows the validation loss is a subclass.
+    """
+
+    def __init__(self, factor: Callable[[int], float] | None = None) -> None:
+        self._factor = factor
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of an optimizer step."""
+        assert self._factor is not None
+        return self._factor(step)
+
+    def validated(self, loss: float) -> None:
+        """Hear of a validation loss."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what cannot be computed from the step."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo `state_dict`."""
+
+
+def make_schedule(settings: SchedulerConfig, *, total_steps: int, peak: float) -> Schedule:
+    """Make the schedule that `settings.kind` names.
+
+    Args:
+        settings: of the schedule.
+        total_steps: optimizer steps of the run, which count where the settings have no `total_steps` or -1.
+        peak: the learning rate that factors are of, for a schedule that names it as an argument.
+    """
+    own = getattr(settings, "total_steps", -1)
+    factory = lookup("scheduler", settings.kind).factory
+    made = _call(factory, settings, total_steps if own == -1 else own, peak=peak)
+    return made if isinstance(made, Schedule) else Schedule(made)
+
+
+class ConstantConfig(SchedulerConfig):
+    """The same learning rate at every step after warm-up."""
+
+    kind: Literal["constant"]
+
+
+@register("scheduler", "constant", config=ConstantConfig)
+def _constant(settings: ConstantConfig, total_steps: int) -> Callable[[int], float]:
+    return lambda step: _warmup(step, settings.warmup_steps)
+
+
+class CosineConfig(SchedulerConfig):
+    """Half a cosine from the peak to `min_lr` over `total_steps`; -1: the run's."""
+
+    kind: Literal["cosine"]
+    total_steps: Annotated[int, Field(ge=-1)]
+    min_lr: Amount
+
+
+@register("scheduler", "cosine", config=CosineConfig)
+def _cosine(settings: CosineConfig, total_steps: int, *, peak: float) -> Callable[[int], float]:
+    """Linear warm-up, then the cosine of the whole run's progress, as published: warm-up does not delay it."""
+    floor = settings.min_lr / peak if peak else 0.0
+
+    def factor(step: int) -> float:
+        if step <= settings.warmup_steps:
+            return _warmup(step, settings.warmup_steps)
+        progress = min(1.0, (step - 1) / total_steps)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+    return factor
+
+
+class InverseSquareRootConfig(SchedulerConfig):
+    """Linear warm-up to the peak, then peak * sqrt(warmup_steps / step)."""
+
+    kind: Literal["inv_sqrt"]
+
+
+@register("scheduler", "inv_sqrt", config=InverseSquareRootConfig)
+def _inverse_square_root(settings: InverseSquareRootConfig, total_steps: int) -> Callable[[int], float]:
+    warmup_steps = max(1, settings.warmup_steps)
+    return lambda step: min(step / warmup_steps, math.sqrt(warmup_steps / step))
+
+
+class PlateauConfig(SchedulerConfig):
+    """The learning rate is multiplied by `factor` after `patience` validations without an improvement."""
+
+    kind: Literal["plateau"]
+    factor: Share
+    patience: Number
+    min_lr: Amount
+
+
+@register("scheduler", "plateau", config=PlateauConfig)
+class Plateau(Schedule):
+    """Linear warm-up; the peak is multiplied by `factor` after more than `patience` validations without a new best."""
+
+    def __init__(self, settings: PlateauConfig, total_steps: int, *, peak: float) -> None:
+        super().__init__()
+        self._settings = settings
+        self._floor = min(settings.min_lr / peak, 1.0) if peak else 1.0
+        self._scale = 1.0
+        self._best = math.inf
+        self._bad = 0
+
+    def __call__(self, step: int) -> float:
+        return max(self._scale, self._floor) * _warmup(step, self._settings.warmup_steps)
+
+    def validated(self, loss: float) -> None:
+        if loss < self._best:
+            self._best, self._bad = loss, 0
+            return
+        self._bad += 1
+        if self._bad > self._settings.patience:
+            self._scale, self._bad = self._scale * self._settings.factor, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self._scale, "best": self._best, "bad": self._bad}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._scale, self._best, self._bad = state["scale"], state["best"], state["bad"]
+
+
+def _warmup(step: int, warmup_steps: int) -> float:
+    return min(1.0, step / warmup_steps) if warmup_steps else 1.0

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 import transformer_xl as txl
-from transformer_xl.data.vocabularies.incremental import incremental_decoder
 
 STEPS = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0)  # nats at which the colour changes, the same on every page
 PAGE = """<!DOCTYPE html>
@@ -44,14 +43,14 @@ def losses(model: torch.nn.Module, ids: list[int], *, segment_len: int, mem_len:
 
 def pieces(vocabulary, ids: list[int]) -> Iterator[tuple[str, list[int]]]:
     """Yield texts of whole characters, each with the places of the tokens that make it."""
-    decoder, waiting = incremental_decoder(vocabulary, after=[]), []
+    decoder, waiting = vocabulary.decoder(), []
     for place, token in enumerate(ids):
         waiting.append(place)
         if text := decoder.feed(token):
             yield text, waiting
             waiting = []
     if waiting:
-        yield decoder.rest(), waiting
+        yield decoder.finish(), waiting
 
 
 def span(text: str, symbols: list[str], costs: list[float | None]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 import transformer_xl as txl
 from tests.model.kinds import model_of
-from transformer_xl.data.tokenizer import CharVocabulary
+from transformer_xl.data.tokenizer import CharTokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -170,7 +170,7 @@ def test_an_example_is_short(name: str) -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models of one vocabulary, and a text that it can say."""
     folder = tmp_path_factory.mktemp("models")
-    letters = CharVocabulary([*"\nabcdefghijklmnopqrstuvwxyz .,!\u00e9"])
+    letters = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,!\u00e9"])
     for kind in ("transformer_xl", "vaswani"):
         torch.manual_seed(1)
         model = model_of(kind).float()

@@ -15,7 +15,7 @@ from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
-from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
@@ -55,7 +55,7 @@ def composed_with_model(composed: DictConfig, settings: Mapping[str, Any]) -> Di
 
 
 def open_data(
-    config: Config, *, vocabulary: Vocabulary | None, extend: bool, announce: Callable[[str], None]
+    config: Config, *, vocabulary: Tokenizer | None, extend: bool, announce: Callable[[str], None]
 ) -> Dataset:
     """Open the corpus, building its token files where they are not ready.
 

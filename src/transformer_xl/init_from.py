@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import Config
-from transformer_xl.data.tokenizer import Vocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import TOKENIZERS, CorpusConfig, DataConfig, PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import LanguageModel
@@ -75,7 +75,7 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
     return replace(config, data=replace(config.data, tokenizer=kind))
 
 
-def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
+def vocabulary_of(source: LanguageModel, config: Config) -> Tokenizer | None:
     """Give the vocabulary that the corpus must be read with; None where the source has none.
 
     Raises:
@@ -89,19 +89,17 @@ def vocabulary_of(source: LanguageModel, config: Config) -> Vocabulary | None:
     return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
 
 
-def fitting(vocabulary: Vocabulary, data: DataConfig) -> Vocabulary:
+def fitting(vocabulary: Tokenizer, data: DataConfig) -> Tokenizer:
     """Give the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
 
     Args:
         vocabulary: of a trained model.
         data: settings of the corpus.
     """
-    if isinstance(data, PublishedConfig) and vocabulary.kind == "wikitext":
-        return WordVocabulary(vocabulary.symbols)  # type: ignore[attr-defined]
-    return vocabulary
+    return vocabulary.for_split_text() if isinstance(data, PublishedConfig) else vocabulary
 
 
-def check_vocabulary(source: LanguageModel, vocabulary: Vocabulary, config: Config) -> None:
+def check_vocabulary(source: LanguageModel, vocabulary: Tokenizer, config: Config) -> None:
     """Refuse a corpus whose symbols are not those that the source was trained on.
 
     Raises:

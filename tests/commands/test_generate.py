@@ -24,15 +24,15 @@ from transformer_xl.commands import closed_pipe, command_line
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.generate import generate
 from transformer_xl.commands.generating import conversation
-from transformer_xl.data.tokenizer import CharVocabulary, SymbolVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import CharTokenizer, SymbolTokenizer, Tokenizer
 from transformer_xl.errors import UserError
 
-LETTERS = CharVocabulary([*"\nabcdefghijklmnopqrstuvwxyz .,!", "<eod>"])
+LETTERS = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,!", "<eod>"])
 SHIPPED = yaml.safe_load((REPOSITORY / "conf" / "generate.yaml").read_text())
 Run = Callable[..., tuple[str, str]]
 
 
-def saved(folder: Path, kind: str, vocabulary: Vocabulary | None, **changes: Any) -> Path:
+def saved(folder: Path, kind: str, vocabulary: Tokenizer | None, **changes: Any) -> Path:
     model = model_of(kind, **changes)
     model.vocabulary = vocabulary
     txl.save_model(model.float(), folder)
@@ -47,7 +47,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def symbols(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("models") / "symbols", "gru", SymbolVocabulary(V))
+    return saved(tmp_path_factory.mktemp("models") / "symbols", "gru", SymbolTokenizer(V))
 
 
 @pytest.fixture(scope="module")

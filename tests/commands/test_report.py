@@ -19,17 +19,18 @@ from transformer_xl.commands.report import Row, draw_losses, print_compressors, 
 from transformer_xl.commands.summary import metric
 from transformer_xl.commands.tables import JobRecord
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.tokenizer import ByteVocabulary, CharVocabulary, SymbolVocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.units import unit_of
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Score
 
 LENGTHS = EvalConfig(batch_size=2, segment_len=32, mem_len=64, clamp_len=None, same_length=False, stride=None)
-WORDS = WordVocabulary(["<eos>", "<unk>", "one", "two"])
+WORDS = WordTokenizer(["<eos>", "<unk>", "one", "two"])
 DROPPED = {"newline": "drop"}
 EIGHT = Score(math.log(8), 10)  # three bits a token
 
 
-class SubWords(SymbolVocabulary):
+class SubWords(SymbolTokenizer):
     unit = "bpb"
 
 
@@ -48,7 +49,7 @@ TEST = Row("test", "test", EIGHT, LENGTHS)
 
 
 def test_bytes_have_one_unit() -> None:
-    title, _, header, _, row, _ = printed(made_up(ByteVocabulary(), text_bytes=10), TEST)
+    title, _, header, _, row, _ = printed(made_up(ByteTokenizer(), text_bytes=10), TEST)
     assert title.rstrip() == "text: nats a token, and bpc"
     assert cells(header) == ["split", "loss", "bpc", "segment / memory", "predictions"]
     assert cells(row) == ["test", "2.0794", "3.0000", "32 / 64", "10"]
@@ -80,12 +81,12 @@ def test_each_row_is_read_with_its_own_splits_tokens_a_byte() -> None:
 
 
 def test_what_is_no_text_has_no_bits_a_byte() -> None:
-    title, *_ = printed(made_up(SymbolVocabulary(4)), TEST)
+    title, *_ = printed(made_up(SymbolTokenizer(4)), TEST)
     assert title.rstrip() == "text: nats a token, and bpc"
 
 
 def test_no_scores_are_said_instead_of_an_empty_table() -> None:
-    (line,) = printed(made_up(ByteVocabulary(), text_bytes=10))
+    (line,) = printed(made_up(ByteTokenizer(), text_bytes=10))
     assert line.startswith("Nothing was scored")
 
 
@@ -98,7 +99,7 @@ def test_scores_on_much_that_is_unknown_are_marked() -> None:
 
 
 def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
-    data = made_up(ByteVocabulary(), text_bytes=10, name="enwik8", read_as=DROPPED)
+    data = made_up(ByteTokenizer(), text_bytes=10, name="enwik8", read_as=DROPPED)
     assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats a token, and bpc"
     assert worded(EIGHT, data, split="valid") == "loss 2.0794 nats, 3.0000 bpc (newline=drop)"
     assert worded(EIGHT, made_up(WORDS, text_bytes=20), split="valid") == (
@@ -147,7 +148,7 @@ def sizes(text: bytes) -> tuple[float, float]:
 def test_compressors_of_bytes_are_in_the_bytes_unit() -> None:
     text = b"one two one\n" * 9
     ids = np.frombuffer(text, np.uint8)
-    data = MadeUp(vocabulary=ByteVocabulary(), splits={"test": ids}, text_bytes={"test": len(text)})
+    data = MadeUp(vocabulary=ByteTokenizer(), splits={"test": ids}, text_bytes={"test": len(text)})
     by_gzip, by_xz = (bits / (len(text) - 1) for bits in sizes(text[:-1]))
     assert footnote(data) == (
         f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bpc on the first 107 tokens of the test text, which they saw "
@@ -167,11 +168,11 @@ def test_compressors_of_words_are_in_bits_a_byte_of_the_text_itself() -> None:
 
 
 def test_no_compressor_reads_what_is_no_text() -> None:
-    assert footnote(made_up(SymbolVocabulary(4))) == ""
+    assert footnote(made_up(SymbolTokenizer(4))) == ""
 
 
-@pytest.mark.parametrize("vocabulary", [CharVocabulary(["a"]), WORDS, SubWords(4)])
-def test_losses_are_drawn_in_the_unit_of_the_vocabulary(tmp_path: Path, vocabulary: CharVocabulary) -> None:
+@pytest.mark.parametrize("vocabulary", [CharTokenizer(["a"]), WORDS, SubWords(4)])
+def test_losses_are_drawn_in_the_unit_of_the_vocabulary(tmp_path: Path, vocabulary: CharTokenizer) -> None:
     lines = [{"step": step, "tokens": step, "name": "train/loss", "value": 1.0} for step in (1, 2)]
     lines.append({"step": 2, "tokens": 2, "name": "val/loss", "value": 1.0})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -25,7 +25,8 @@ from tests.model.kinds import config_of
 from transformer_xl.commands import command_line
 from transformer_xl.commands.score import check, score
 from transformer_xl.commands.score_printing import ScorePrinter, text_of
-from transformer_xl.data.tokenizer import ByteVocabulary, CharVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference import texts
 from transformer_xl.inference.scoring import TextScore
@@ -33,12 +34,12 @@ from transformer_xl.inference_config import ContextConfig, ScoreConfig
 from transformer_xl.model.registry import make_model
 from transformer_xl.settings import replace
 
-WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
-ENDS = ByteVocabulary(end_of_document=True)
+WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
+ENDS = ByteTokenizer(end_of_document=True)
 
 
 def saved_model(
-    folder: Path, vocabulary: Vocabulary | None, *, seed: int = 1, vocab_size: int = 20, mem_len: int = 7
+    folder: Path, vocabulary: Tokenizer | None, *, seed: int = 1, vocab_size: int = 20, mem_len: int = 7
 ) -> Path:
     torch.manual_seed(seed)
     model = make_model(
@@ -228,7 +229,7 @@ def test_a_model_without_a_vocabulary_takes_ids(tmp_path: Path, call: Call) -> N
     file = texts_in(tmp_path / "texts", b"12 7 9\n\n5\n")
     found = [
         call(saved_model(tmp_path / name, vocabulary), file).rows
-        for name, vocabulary in (("none", None), ("symbols", SymbolVocabulary(20)))
+        for name, vocabulary in (("none", None), ("symbols", SymbolTokenizer(20)))
     ]
     assert found[0] == found[1]
     assert [(row[2], row[4]) for row in found[0]] == [("", "2"), ("", "0"), ("", "0")]
@@ -309,7 +310,7 @@ def test_a_signal_ends_the_command_with_its_sums(byte_model: Path, call: Call, m
 def test_a_text_that_cannot_be_said_is_skipped_where_that_is_asked_for(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = saved_model(tmp_path / "model", CharVocabulary([*"abc \n"]))
+    model = saved_model(tmp_path / "model", CharTokenizer([*"abc \n"]))
     monkeypatch.setattr(texts, "PART_BYTES", 8)
     alone = call(model, texts_in(tmp_path / "texts", b"abc\nc b a\n"), "format=jsonl").objects
     data = b"abc\n" + b"ab ca " * 5 + b"Z\nc b a\n"  # what is read of the second before its Z must not stay
@@ -351,7 +352,7 @@ def test_columns_stand_below_each_other_on_a_terminal(monkeypatch: pytest.Monkey
     ("vocabulary", "number", "text"),
     [(ENDS, 32, " "), (ENDS, 10, "\n"), (ENDS, 0xC3, "b'\\xc3'"), (ENDS, 256, "<eod>"), (WORDS, 0, "<eos>")],
 )
-def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Vocabulary, number: int, text: str) -> None:
+def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Tokenizer, number: int, text: str) -> None:
     assert text_of(number, vocabulary) == text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transformer_xl.data.lanes import Fingerprint, Segment
-from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class OneLane:
 class MadeUp:
     """A `Dataset` of given token ids."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     splits: Mapping[str, np.ndarray]
     text_bytes: Mapping[str, int] = field(default_factory=dict)
     read_as: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class MadeUp:
         return OneLane(tokens=np.asarray(self.splits[split]))
 
 
-def made_up(vocabulary: Vocabulary, *, tokens: int = 10, text_bytes: int | None = None, **changes: object) -> MadeUp:
+def made_up(vocabulary: Tokenizer, *, tokens: int = 10, text_bytes: int | None = None, **changes: object) -> MadeUp:
     """Give each split `tokens` times the id 0, as the tokens of a text of `text_bytes`; None: of no text."""
     splits = {split: np.zeros(tokens, np.int64) for split in ("train", "valid", "test")}
     sizes = {} if text_bytes is None else dict.fromkeys(splits, text_bytes)

@@ -12,7 +12,8 @@ from transformer_xl.data.building import build
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.sources.files import Cut, Sources
 from transformer_xl.data.sources.published import published_sources
-from transformer_xl.data.tokenizer import RankedByteVocabulary, SentenceVocabulary, WikitextVocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import RankedByteTokenizer
+from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.settings import replace
@@ -77,8 +78,8 @@ def test_words_are_counted_where_the_published_code_counts_them(
         for split, text in (("train", "b a <unk> a\n\n"), ("valid", "c b c c\n"), ("test", "B d b\n")):
             write(tmp_path / kind / f"wiki.{split}.tokens", text)
         vocabulary = opened(published_config(kind))[0].vocabulary
-        assert isinstance(vocabulary, WordVocabulary)
-        assert not vocabulary.lower_case
+        assert isinstance(vocabulary, WordTokenizer)
+        assert not vocabulary.options["lower_case"]
         symbols[kind] = vocabulary.symbols
     assert symbols["wikitext103"] == ("<eos>", "a", "b", "<unk>")
     assert symbols["wikitext2"] == ("<eos>", "b", "c", "a", "<unk>", "B", "d")
@@ -89,7 +90,7 @@ def test_the_penn_treebank_is_in_lower_case(name: str, tmp_path: Path, published
     for split, text in (("train", " a N <unk> b N \n"), ("valid", " n \n"), ("test", " N c \n")):
         write(tmp_path / "ptb" / name.format(split), text)
     found, _ = opened(published_config("ptb"))
-    assert isinstance(found.vocabulary, WordVocabulary)
+    assert isinstance(found.vocabulary, WordTokenizer)
     assert found.vocabulary.symbols == ("<eos>", "n", "a", "<unk>", "b", "c")
     assert text_of(found, "test") == "n c\n"
     assert found.vocabulary.encode("A N").tolist() == [2, 1]
@@ -107,7 +108,7 @@ ENWIK8 = ("<page>\u00e9\u6771\n" * 200).encode()
 def test_enwik8_is_its_bytes_without_line_ends(tmp_path: Path, published_config: PublishedConfigs) -> None:
     write(tmp_path / "enwik8" / "enwik8", ENWIK8)
     found, lines = opened(published_config("enwik8"))
-    assert isinstance(found.vocabulary, RankedByteVocabulary)
+    assert isinstance(found.vocabulary, RankedByteTokenizer)
     parts = (ENWIK8[: len(ENWIK8) * 90 // 100], ENWIK8[len(ENWIK8) * 90 // 100 : len(ENWIK8) * 95 // 100])
     for split, part in zip(("train", "valid"), parts, strict=True):
         values = np.array(found.vocabulary.values)[found.splits[split]]
@@ -136,7 +137,7 @@ def test_enwik8_with_line_ends_has_one_symbol_more(tmp_path: Path, published_con
 def test_bytes_of_a_kind_stand_by_first_occurrence(tmp_path: Path, published_config: PublishedConfigs) -> None:
     write(tmp_path / "enwik8" / "enwik8", b"zay" * 9 + b"\nbc" + b"x" * 9)
     found, _ = opened(published_config("enwik8"))
-    assert isinstance(found.vocabulary, RankedByteVocabulary)
+    assert isinstance(found.vocabulary, RankedByteTokenizer)
     assert bytes(found.vocabulary.values) == b"zayxbc"
 
 
@@ -192,7 +193,7 @@ def lm1b(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_sentences_with_the_published_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
     write(lm1b / "1b_word_vocab.txt", "</S> 3\n<S> 9\nThe 5\n. 5\n<UNK> 2\ncat 1\n\nbird 1\ncat 1\n")
     found, lines = opened(published_config("lm1b"))
-    assert isinstance(found.vocabulary, SentenceVocabulary)
+    assert isinstance(found.vocabulary, SentenceTokenizer)
     assert found.vocabulary.symbols == ("</S>", "<S>", "The", ".", "<UNK>", "cat", "bird")
     assert found.splits["train"].tolist() == [1, 2, 5, 3, 1, 2, 5, 4, 4, 3, 1, 2, 6, 3, 1]
     assert found.splits["valid"].tolist() == found.splits["test"].tolist() == [1, 2, 4, 3, 1, 4, 4, 3, 1]
@@ -207,7 +208,7 @@ def test_sentences_with_the_published_vocabulary(lm1b: Path, published_config: P
 
 def test_sentences_with_a_counted_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
     found, lines = opened(published_config("lm1b"))
-    assert isinstance(found.vocabulary, SentenceVocabulary)
+    assert isinstance(found.vocabulary, SentenceTokenizer)
     assert found.vocabulary.symbols == ("The", ".", "<S>", "cat", ",", "and", "bird", "<UNK>")
     assert text_of(found, "train") == "The cat .\nThe cat , and .\nThe bird .\n"
     assert "the vocabulary is counted" in lines[2]
@@ -234,7 +235,7 @@ def test_a_split_vocabulary_reads_published_words_as_they_stand(
 ) -> None:
     for split in ("train", "valid", "test"):
         write(tmp_path / "wikitext103" / f"wiki.{split}.tokens", " = 1 @,@ 000 's = \n")
-    vocabulary = WikitextVocabulary(["<eos>", "=", "1", "@,@", "000", "<unk>", "'s"])
+    vocabulary = WikitextTokenizer(["<eos>", "=", "1", "@,@", "000", "<unk>", "'s"])
     found = open_corpus(published_config("wikitext103"), announce=lambda line: None, seed=0, vocabulary=vocabulary)
     assert found.splits["train"].tolist() == [1, 2, 3, 4, 6, 1, 0]
     assert found.unknown["train"] == 0

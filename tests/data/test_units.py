@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from tests.data.made_up import MadeUp, made_up
-from transformer_xl.data.tokenizer import ByteVocabulary, SymbolVocabulary, Vocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import ByteTokenizer, SymbolTokenizer, Tokenizer
 from transformer_xl.data.units import beside_scores, unit_of, units_of
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Unit
 
 
-class SubWords(SymbolVocabulary):
+class SubWords(SymbolTokenizer):
     unit = "bpb"
 
 
-WORDS = WordVocabulary(["<eos>", "<unk>", "one", "two"])
+WORDS = WordTokenizer(["<eos>", "<unk>", "one", "two"])
 
 
 def test_each_split_has_its_own_tokens_a_byte() -> None:
@@ -29,9 +30,9 @@ def test_each_split_has_its_own_tokens_a_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "name"), [(ByteVocabulary(), "bpc"), (SymbolVocabulary(4), "bpc"), (SubWords(4), "ppl")]
+    ("vocabulary", "name"), [(ByteTokenizer(), "bpc"), (SymbolTokenizer(4), "bpc"), (SubWords(4), "ppl")]
 )
-def test_what_is_no_text_has_no_bits_a_byte(vocabulary: Vocabulary, name: str) -> None:
+def test_what_is_no_text_has_no_bits_a_byte(vocabulary: Tokenizer, name: str) -> None:
     assert unit_of(made_up(vocabulary), "test") == Unit(name=name, tokens_per_byte=None)
 
 

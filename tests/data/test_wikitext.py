@@ -6,24 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sacremoses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.building import text as building_text
-from transformer_xl.data.building.counting import Counting
-from transformer_xl.data.building.encoding import encoded
-from transformer_xl.data.building.reading import Reading
-from transformer_xl.data.building.text import Stretch
-from transformer_xl.data.tokenizer import WikitextVocabulary
-from transformer_xl.data.vocabularies import moses
-from transformer_xl.data.vocabularies.moses import MosesRules, last_cut, moses_rules
+from transformer_xl.data import words
+from transformer_xl.data.tokenizer import LearnSettings, Part
+from transformer_xl.data.words import MosesRules, WikitextTokenizer, last_cut, moses_rules
 
 REFERENCE = json.loads((Path(__file__).parent / "wikitext_reference.json").read_text(encoding="ascii"))
 CASES = REFERENCE["cases"]
-VOCABULARY = WikitextVocabulary(REFERENCE["symbols"])
+VOCABULARY = WikitextTokenizer(REFERENCE["symbols"])
 ATOMS = [
     *"abAZ19.,;:!?'\"()[]{}<>-`$#&*+/\\^_|~@=%\t\x01\u00a0\u00ab\u00b0\u00b2\u00b4\u00ba\u00bb\u00df\u00e9\u03a3",
     *"\u200b\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u3002\u6771\u0301\U0001f600",
@@ -43,27 +37,16 @@ class Plain:
 
     def split(self, line: str) -> list[str]:
         parts = re.split("(<eos>|<unk>|<formula>)", line)
-        return [word for part in parts for word in ([part] if part in moses.SPECIAL else self.split_part(part))]
+        return [word for part in parts for word in ([part] if part in words._SPECIAL else self.split_part(part))]
 
     def split_part(self, part: str) -> list[str]:
-        words = self.tokenizer.tokenize(
+        found = self.tokenizer.tokenize(
             self.normalizer.normalize(part.strip()),
             aggressive_dash_splits=True,
             escape=False,
-            protected_patterns=moses.SPECIAL,
+            protected_patterns=words._SPECIAL,
         )
-        return [piece for word in words for piece in re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", word).split()]
-
-
-def stretch_of(path: Path) -> Stretch:
-    return Stretch(path=path, rows=np.array([[0, path.stat().st_size]]), source=path)
-
-
-def counted(folder: Path, splits: dict[str, list[Stretch]]) -> WikitextVocabulary:
-    reading = Reading(kind="wikitext")
-    vocabulary = Counting(reading=reading, announce=print).build_vocabulary(splits)
-    assert isinstance(vocabulary, WikitextVocabulary)
-    return vocabulary
+        return [piece for word in found for piece in re.sub(r"(?<=\d)[,.](?=\d)", r" @\g<0>@ ", word).split()]
 
 
 def test_there_are_enough_cases() -> None:
@@ -94,7 +77,7 @@ def test_lines_end_with_eos_and_come_back_as_lines() -> None:
     ],
 )
 def test_decoding_is_the_inverse_of_encoding(text: str) -> None:
-    vocabulary = WikitextVocabulary(list(dict.fromkeys(["<eos>", "<unk>", *moses_rules().split(text)])))
+    vocabulary = WikitextTokenizer(list(dict.fromkeys(["<eos>", "<unk>", *moses_rules().split(text)])))
     assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
@@ -135,7 +118,7 @@ def test_no_cut_parts_a_full_stop_from_what_decides_about_it() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moses, "_REMEMBERED", 3)
+    monkeypatch.setattr(words, "_REMEMBERED", 3)
     rules = MosesRules()
     for case in CASES:
         assert rules.split(case["text"]) == Plain().split(case["text"])
@@ -146,43 +129,21 @@ def test_a_text_full_of_protected_words_is_split() -> None:
     assert set(moses_rules().split("<UNK>" * 2000)) == {"<", "UNK", ">"}
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 40, 1 << 20])
-def test_chunks_change_no_word(chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building_text, "CHUNK_BYTES", chunk_bytes)
-    lines = [case["text"] for case in CASES]
-    (tmp_path / "a").write_text("\n".join(lines) + "\n" + " ".join(lines), encoding="utf-8")
-    reading = Reading(kind="wikitext")
-    stretch = stretch_of(tmp_path / "a")
-    vocabulary = counted(tmp_path, {"train": [stretch]})
-    words = [word for chunk in encoded(reading, vocabulary, [stretch]) for word in vocabulary.words(chunk.ids)]
-    plain = Plain()
-    assert words == [word for line in [*lines, " ".join(lines)] for word in [*plain.split(line), "<eos>"]]
-
-
-def test_a_corpus_has_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
+def test_a_corpus_has_the_ids_of_the_vocabulary() -> None:
     text = "It's 1,000 dogs.\nIt's <unk> dogs, dogs.\n"
-    (tmp_path / "train").write_text(text)
-    (tmp_path / "test").write_text("It's 2,000 cats.\n")
-    train, test = (stretch_of(tmp_path / name) for name in ("train", "test"))
-    vocabulary = counted(tmp_path, {"train": [train], "valid": [], "test": [test]})
-    assert isinstance(vocabulary, WikitextVocabulary)
-    assert vocabulary.symbols == ("<eos>", "dogs", "It", "'s", ".", "1", "@,@", "000", "<unk>", ",")
-    (chunk,) = encoded(Reading(kind="wikitext"), vocabulary, [train])
-    assert (len(chunk.ids), chunk.unknown) == (16, 0)
-    np.testing.assert_array_equal(chunk.ids, vocabulary.encode(text))
-
-
-def test_words_of_a_corpus_that_is_split_already_stay_as_they_are() -> None:
-    words = Reading(kind="wikitext", split_already=True).words("= 1 @,@ 000 's =\n", is_whole=True)
-    assert words == ["=", "1", "@,@", "000", "'s", "=", "<eos>"]
-    assert words != Reading(kind="wikitext").words("= 1 @,@ 000 's =\n", is_whole=True)
+    tokenizer = WikitextTokenizer.learn([Part(text.encode())], LearnSettings())
+    assert tokenizer.symbols == ("<eos>", "dogs", "It", "'s", ".", "1", "@,@", "000", "<unk>", ",")
+    found = tokenizer.encode_part(Part(text.encode()))
+    assert (len(found.ids), found.unknown, found.text_bytes) == (16, 0, len(text))
+    assert found.ids.tolist() == tokenizer.encode(text).tolist()
+    assert tokenizer.for_split_text().encode("1 @,@ 000 's").tolist() == [5, 6, 7, 3]
 
 
 def test_the_library_is_loaded_only_when_it_is_needed_and_named_when_it_is_missing() -> None:
     code = """
 import sys
-from transformer_xl.data.tokenizer import WikitextVocabulary
-vocabulary = WikitextVocabulary(["<eos>", "<unk>"])
+from transformer_xl.data.words import WikitextTokenizer
+vocabulary = WikitextTokenizer(["<eos>", "<unk>"])
 assert "sacremoses" not in sys.modules
 sys.modules["sacremoses"] = None
 vocabulary.encode("a")

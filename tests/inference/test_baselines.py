@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 
 from tests.data.made_up import MadeUp
-from transformer_xl.data.tokenizer import (
-    ByteVocabulary,
-    CharVocabulary,
-    RankedByteVocabulary,
-    Vocabulary,
-    WordVocabulary,
-)
+from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, RankedByteTokenizer, Tokenizer
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
 
 
-def gzip_bits(vocabulary: Vocabulary, ids: list[int]) -> float:
+def gzip_bits(vocabulary: Tokenizer, ids: list[int]) -> float:
     data = MadeUp(vocabulary=vocabulary, splits={"test": np.array(ids)})
     bits, tokens = compressed_bits(data, max_tokens=10**6)
     return bits["gzip"] * tokens
@@ -34,17 +29,17 @@ NO_UTF8 = b"\xff\xfe caf\xc3" * 20
 @pytest.mark.parametrize(
     ("vocabulary", "ids", "text"),
     [
-        (ByteVocabulary(), [*NO_UTF8, 0], NO_UTF8),
-        (RankedByteVocabulary([98, 97, 200]), [1, 0, 2, 1, 0], b"ab\xc8a"),
-        (CharVocabulary(["é", "x"]), [0, 1, 0, 0], "éxé".encode()),
-        (WordVocabulary(["<eos>", "<unk>", "one"]), [2, 0, 2, 1, 0, 2], b"one\none <unk>\n"),
+        (ByteTokenizer(), [*NO_UTF8, 0], NO_UTF8),
+        (RankedByteTokenizer([98, 97, 200]), [1, 0, 2, 1, 0], b"ab\xc8a"),
+        (CharTokenizer(["é", "x"]), [0, 1, 0, 0], "éxé".encode()),
+        (WordTokenizer(["<eos>", "<unk>", "one"]), [2, 0, 2, 1, 0, 2], b"one\none <unk>\n"),
     ],
 )
-def test_the_text_of_all_tokens_but_the_last(vocabulary: Vocabulary, ids: list[int], text: bytes) -> None:
+def test_the_text_of_all_tokens_but_the_last(vocabulary: Tokenizer, ids: list[int], text: bytes) -> None:
     assert gzip_bits(vocabulary, ids) == pytest.approx(of_text(text))
 
 
-WITH_END = ByteVocabulary().with_end_of_document()  # 256
+WITH_END = ByteTokenizer().with_end_of_document()  # 256
 
 
 def test_the_end_of_a_document_is_no_text_but_a_token() -> None:

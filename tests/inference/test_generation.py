@@ -13,19 +13,13 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import model_of
 from tests.model.tiny import V
-from transformer_xl.data.tokenizer import (
-    ByteVocabulary,
-    CharVocabulary,
-    SentenceVocabulary,
-    SymbolVocabulary,
-    Vocabulary,
-    WordVocabulary,
-)
+from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import first_tokens
 from transformer_xl.inference.generation import GenerationSettings, generate
 
-LETTERS = CharVocabulary([*"\nabcdefghijklmnopqrstuvwxyz .,", "<eod>", "<unk>"])
+LETTERS = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,", "<eod>", "<unk>"])
 assert LETTERS.size == V
 
 
@@ -81,24 +75,24 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     assert "".join(generate(model, "a", **settings, stop=["never there", stop])) == whole.partition(stop)[0]
 
 
-VOCABULARIES: list[tuple[Vocabulary, list[int]]] = [
-    (ByteVocabulary(), [10]),
-    (ByteVocabulary(end_of_document=True), [256]),
-    (CharVocabulary(["a", "\n"]), [1]),
-    (CharVocabulary(["a", " "]), [1]),
-    (WordVocabulary(["<eos>", "<unk>", "a"]), [0]),
-    (SentenceVocabulary(["a", "<S>", "<UNK>"]), [1]),
-    (SymbolVocabulary(4, end_of_document=True), [3]),
+VOCABULARIES: list[tuple[Tokenizer, list[int]]] = [
+    (ByteTokenizer(), [10]),
+    (ByteTokenizer(end_of_document=True), [256]),
+    (CharTokenizer(["a", "\n"]), [1]),
+    (CharTokenizer(["a", " "]), [1]),
+    (WordTokenizer(["<eos>", "<unk>", "a"]), [0]),
+    (SentenceTokenizer(["a", "<S>", "<UNK>"]), [1]),
+    (SymbolTokenizer(4, end_of_document=True), [3]),
 ]
 
 
 @pytest.mark.parametrize(("vocabulary", "expected"), VOCABULARIES, ids=lambda value: getattr(value, "kind", ""))
-def test_a_text_without_a_prompt_begins_after_a_document_or_line(vocabulary: Vocabulary, expected: list[int]) -> None:
+def test_a_text_without_a_prompt_begins_after_a_document_or_line(vocabulary: Tokenizer, expected: list[int]) -> None:
     assert first_tokens(vocabulary) == expected
 
 
 def test_without_anything_to_begin_after_a_prompt_is_asked_for() -> None:
-    for vocabulary in (CharVocabulary(["a", "<unk>"]), SymbolVocabulary(4)):
+    for vocabulary in (CharTokenizer(["a", "<unk>"]), SymbolTokenizer(4)):
         with pytest.raises(UserError, match="give a prompt"):
             first_tokens(vocabulary)
     model = writer_of_letters()
@@ -163,7 +157,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_at_once() -> None:
 
 def writer_without_unknown() -> Any:
     model = model_of("transformer_xl")
-    model.vocabulary = CharVocabulary([*"abcdefghijklmnopqrstuvwxyz .,\n;:"])
+    model.vocabulary = CharTokenizer([*"abcdefghijklmnopqrstuvwxyz .,\n;:"])
     return model
 
 

@@ -15,20 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from tests.data.laid_out import evaluation_lanes
+from tests.data.tokenizers_of_others import learnt
 from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.tokenizer import (
-    ByteVocabulary,
-    CharVocabulary,
-    RankedByteVocabulary,
-    SentenceVocabulary,
-    SymbolVocabulary,
-    Vocabulary,
-    WikitextVocabulary,
-    WordVocabulary,
-    train_bpe,
-)
+from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference import texts
 from transformer_xl.inference.evaluation import evaluate
@@ -37,8 +29,8 @@ from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Part, Unit, read_texts
 from transformer_xl.model.base import LanguageModel
 
-WORDS = WordVocabulary(["<eos>", "<unk>", "the", "cat", "sat", "."])
-CHARS = CharVocabulary(["<unk>", " ", "\n", "a", "b", "c", "é"])
+WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
+CHARS = CharTokenizer(["<unk>", " ", "\n", "a", "b", "c", "é"])
 
 
 def scorer_of(model: LanguageModel, *, start: int | None = 3, reads_on: bool = False, **changes: Any) -> Scorer:
@@ -218,12 +210,12 @@ def test_a_text_is_given_before_the_next_is_asked_for() -> None:
     assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
 
 
-def bpe() -> Vocabulary:
-    return train_bpe(iter(["the cat sat on the mat, the cat ate the rat. " * 4]), size=280)
+def bpe() -> Tokenizer:
+    return learnt(["the cat sat on the mat, the cat ate the rat. " * 4], size=280)
 
 
 def encoded(
-    vocabulary: Vocabulary, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
+    vocabulary: Tokenizer, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
 ) -> list[tuple[list[int], int]]:
     """The ids of each text, and the bytes that they stand for."""
     encoder = TextEncoder(vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
@@ -240,59 +232,59 @@ TEXT = b"the cat sat .\n\n the dog\r\nsat"
 
 def test_words_close_every_line_and_begin_after_the_end_of_one() -> None:
     the, cat, sat, stop = 2, 3, 4, 5
-    expected = [([the, cat, sat, stop, 0], 14), ([], 0), ([the, 1, 0], 9), ([sat, 0], 4)]
+    expected = [([the, cat, sat, stop, 0], 14), ([], 0), ([the, 1, 0], 5), ([sat, 0], 4)]
     assert encoded(WORDS, TEXT) == expected
     carried = encoded(WORDS, TEXT, reads_on=True)
     assert [ids for ids, _ in carried] == [[the, cat, sat, stop, 0], [0], [the, 1, 0], [sat, 0]]
     assert [number for ids, _ in carried for number in ids] == WORDS.encode(TEXT.decode() + "\n").tolist()
-    assert sum(size for _, size in carried) == len(TEXT) + 1
-    assert encoded(WORDS, TEXT, unit="document") == [([the, cat, sat, stop, 0], 14), ([the, 1, 0, sat, 0], 14)]
+    assert sum(size for _, size in carried) == len(TEXT) + 1 - len(" dog\r")
+    assert encoded(WORDS, TEXT, unit="document") == [([the, cat, sat, stop, 0], 14), ([the, 1, 0, sat, 0], 10)]
     assert TextEncoder(WORDS, unit="line", reads_on=False, has_line_ends=True).start == 0
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "start"),
     [
-        (ByteVocabulary(), None),
-        (ByteVocabulary(end_of_document=True), 256),
+        (ByteTokenizer(), None),
+        (ByteTokenizer(end_of_document=True), 256),
         (CHARS, None),
-        (CharVocabulary(["a", "<eod>"]), 1),
-        (WordVocabulary(["<eos>", "<unk>"], line_ends=False), None),
-        (WordVocabulary(["<eos>", "<unk>", "<eod>"]), 2),
-        (WikitextVocabulary(["<eos>", "<unk>"]), 0),
-        (SentenceVocabulary(["<UNK>", "<S>"]), 1),
-        (SymbolVocabulary(8), None),
-        (SymbolVocabulary(9, end_of_document=True), 8),
+        (CharTokenizer(["a", "<eod>"]), 1),
+        (WordTokenizer(["<eos>", "<unk>"], line_ends=False), None),
+        (WordTokenizer(["<eos>", "<unk>", "<eod>"]), 2),
+        (WikitextTokenizer(["<eos>", "<unk>"]), 0),
+        (SentenceTokenizer(["<UNK>", "<S>"]), 1),
+        (SymbolTokenizer(8), None),
+        (SymbolTokenizer(9, end_of_document=True), 8),
     ],
     ids=lambda value: getattr(value, "kind", str(value)),
 )
-def test_what_precedes_a_text(vocabulary: Vocabulary, start: int | None) -> None:
+def test_what_precedes_a_text(vocabulary: Tokenizer, start: int | None) -> None:
     assert TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True).start == start
 
 
 def test_line_ends_part_texts_alone_and_belong_to_the_line_before_where_texts_read_on() -> None:
     data = b"ab\r\n\nc\xc3\xa9"
-    assert encoded(ByteVocabulary(), data) == [([97, 98], 2), ([], 0), ([99, 0xC3, 0xA9], 3)]
+    assert encoded(ByteTokenizer(), data) == [([97, 98], 2), ([], 0), ([99, 0xC3, 0xA9], 3)]
     assert encoded(CHARS, b"ab\n\nc\xc3\xa9") == [([3, 4], 2), ([], 0), ([5, 6], 3)]
-    carried = encoded(ByteVocabulary(), data, reads_on=True)
+    carried = encoded(ByteTokenizer(), data, reads_on=True)
     assert carried == [([97, 98, 13, 10], 4), ([10], 1), ([99, 0xC3, 0xA9], 3)]
-    assert encoded(ByteVocabulary(), data, reads_on=True, has_line_ends=False) == [
+    assert encoded(ByteTokenizer(), data, reads_on=True, has_line_ends=False) == [
         ([97, 98], 2),
         ([], 0),
         ([99, 0xC3, 0xA9], 3),
     ]
-    assert encoded(CharVocabulary(["a", "b"]), b"ab\nb\n", reads_on=True) == [([0, 1], 2), ([1], 1)]
+    assert encoded(CharTokenizer(["a", "b"]), b"ab\nb\n", reads_on=True) == [([0, 1], 2), ([1], 1)]
 
 
 def test_the_line_end_of_a_long_line_belongs_to_it_no_more_than_a_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "PART_BYTES", 4)
     for text in (b"abc", b"abcd", b"abcdefg", b"abcdefgh"):
         for end in (b"\n", b"\r\n"):
-            assert encoded(ByteVocabulary(), text + end) == [(list(text), len(text))]
+            assert encoded(ByteTokenizer(), text + end) == [(list(text), len(text))]
 
 
 def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
-    data, ends = b"a\nb\n\n\nc\n", ByteVocabulary(end_of_document=True)
+    data, ends = b"a\nb\n\n\nc\n", ByteTokenizer(end_of_document=True)
     assert encoded(ends, data, unit="document") == [([97, 10, 98, 256], 3), ([99, 256], 1)]
     assert encoded(ends, data, unit="document", reads_on=True) == [
         ([97, 10, 98, 10, 10, 10, 256], 6),
@@ -302,9 +294,9 @@ def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
 
 
 def test_sentences_share_their_borders_and_numbers_are_no_text() -> None:
-    sentences = SentenceVocabulary(["<S>", "<UNK>", "a", "b"])
+    sentences = SentenceTokenizer(["<S>", "<UNK>", "a", "b"])
     assert encoded(sentences, b"a b\nb\n", reads_on=True) == [([2, 3, 0], 4), ([3, 0], 2)]
-    assert encoded(SymbolVocabulary(20), b"12 7\t9\n\n1") == [([12, 7, 9], 0), ([], 0), ([1], 0)]
+    assert encoded(SymbolTokenizer(20), b"12 7\t9\n\n1") == [([12, 7, 9], 0), ([], 0), ([1], 0)]
 
 
 @pytest.mark.parametrize("name", ["byte", "char", "word", "wikitext", "sentence", "bpe", "symbol"])
@@ -312,14 +304,14 @@ def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monk
     words = ["the", "cat", "ate", "12", "rats;", "rat's", "mat", "sat", "on", "3,000", "cats."]
     text = "7 12 3 " * 40 if name == "symbol" else " ".join(random.Random(0).choices(words, k=120))
     listed = sorted(set(words))
-    vocabulary: Vocabulary = {
-        "byte": ByteVocabulary,
-        "char": lambda: CharVocabulary(sorted(set(text))),
-        "word": lambda: WordVocabulary(["<eos>", "<unk>", *listed]),
-        "wikitext": lambda: WikitextVocabulary(["<eos>", "<unk>", *listed]),
-        "sentence": lambda: SentenceVocabulary(["<S>", "<UNK>", *listed]),
+    vocabulary: Tokenizer = {
+        "byte": ByteTokenizer,
+        "char": lambda: CharTokenizer(sorted(set(text))),
+        "word": lambda: WordTokenizer(["<eos>", "<unk>", *listed]),
+        "wikitext": lambda: WikitextTokenizer(["<eos>", "<unk>", *listed]),
+        "sentence": lambda: SentenceTokenizer(["<S>", "<UNK>", *listed]),
         "bpe": bpe,
-        "symbol": lambda: SymbolVocabulary(20),
+        "symbol": lambda: SymbolTokenizer(20),
     }[name]()
     (whole,) = encoded(vocabulary, text.encode() + b"\n")
     monkeypatch.setattr(texts, "PART_BYTES", 16)
@@ -338,25 +330,23 @@ def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monk
 @pytest.mark.parametrize(
     ("vocabulary", "data", "words"),
     [
-        (WORDS, b"the\ncat \xe9\n", "line 8 holds the byte 0xe9 where UTF-8 has none like it"),
-        (RankedByteVocabulary([97, 98]), b"ab\xff", "line 7: the text's UTF-8 holds the byte 0xff at place 2"),
-        (SymbolVocabulary(8), b"1 8", "line 7: the text holds '8', and symbols are the numbers 0 to 7"),
+        (WORDS, b"the\ncat \xe9\n", "line 8 has the byte 0xe9, which is not UTF-8"),
+        (RankedByteTokenizer([97, 98]), b"ab\xff", "line 7 holds the byte 0xff, which the vocabulary of 2 bytes lacks"),
+        (SymbolTokenizer(8), b"1 8", "line 7: the text holds '8', and symbols are the numbers 0 to 7"),
     ],
     ids=["word", "ranked", "symbol"],
 )
-def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Vocabulary, data: bytes, words: str) -> None:
+def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Tokenizer, data: bytes, words: str) -> None:
     encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
     with pytest.raises(UserError, match=f"^{words}"):
         encoder.encode(Part(data, begins=True, ends=True, line=7))
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteVocabulary(), 0)], ids=["w", "c", "b"]
-)
-def test_what_a_vocabulary_lacks_is_counted(vocabulary: Vocabulary, unknown: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteTokenizer(), 0)], ids=["w", "c", "b"])
+def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int) -> None:
     encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
     assert encoder.encode(Part(b"the cab", begins=True, ends=True, line=1)).unknown == unknown
 
 
 def test_bytes_are_read_whatever_they_are() -> None:
-    assert encoded(ByteVocabulary(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]
+    assert encoded(ByteTokenizer(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizer import ByteVocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import ByteTokenizer
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.inference.text_writing import Growing, NumberWriter, StopFinder, TextWriter
 
 
@@ -40,7 +41,7 @@ def test_only_what_could_begin_a_stop_string_waits() -> None:
 
 
 def grown(
-    vocabulary: ByteVocabulary | WordVocabulary, ids: list[int], *, stops: list[str], n_tokens: int = 99
+    vocabulary: ByteTokenizer | WordTokenizer, ids: list[int], *, stops: list[str], n_tokens: int = 99
 ) -> tuple[str, Growing]:
     growing = Growing(TextWriter(vocabulary, after=[], stops=stops), n_tokens=n_tokens, end=vocabulary.end_of_document)
     text = ""
@@ -52,7 +53,7 @@ def grown(
 
 
 def test_a_text_ends_by_length_stop_or_document_and_gives_all_that_waits() -> None:
-    vocabulary = ByteVocabulary(end_of_document=True)
+    vocabulary = ByteTokenizer(end_of_document=True)
     half = list("ab\u4e16".encode())[:-1]
     text, growing = grown(vocabulary, half, stops=["bc"], n_tokens=4)
     assert (text, growing.ended, growing.tokens) == ("ab\ufffd", "n_tokens", half)
@@ -65,7 +66,7 @@ def test_a_text_ends_by_length_stop_or_document_and_gives_all_that_waits() -> No
 
 
 def test_a_stop_string_may_hold_the_blank_between_words() -> None:
-    words = WordVocabulary(["<eos>", "<unk>", "the", "end"])
+    words = WordTokenizer(["<eos>", "<unk>", "the", "end"])
     text, growing = grown(words, [2, 2, 3, 2], stops=["the end"])
     assert (text, growing.ended) == ("the ", "stop")
     text, growing = grown(words, [2, 0, 0, 3], stops=["\n\n"])

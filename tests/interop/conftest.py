@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model_config
-from transformer_xl.data.tokenizer import CharVocabulary
+from transformer_xl.data.tokenizer import CharTokenizer
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 
@@ -14,7 +14,7 @@ SYMBOLS = "etaoin shrdlu\näß語\0"
 @pytest.fixture
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    vocabulary = CharVocabulary(list(SYMBOLS))
+    vocabulary = CharTokenizer(list(SYMBOLS))
     config = tiny_model_config(dropout=0.1, clamp_len=6, same_length=True, untie_r=True)
     model = make_model(config, vocab_size=vocabulary.size)
     model.vocabulary = vocabulary

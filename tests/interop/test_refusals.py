@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.interop.checkpoints import checkpoint_of, write_checkpoint
-from transformer_xl.data.tokenizer import CharVocabulary
+from transformer_xl.data.tokenizer import CharTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, save_model
@@ -124,7 +124,7 @@ def test_weights_that_do_not_fit_are_refused(model: LanguageModel, tmp_path: Pat
 
 
 def test_a_vocabulary_of_another_size_does_not_fit_its_weights(model: LanguageModel, tmp_path: Path) -> None:
-    other = CharVocabulary(list("abc"))
+    other = CharTokenizer(list("abc"))
     refused(write_checkpoint(tmp_path / "last.ckpt", model, vocabulary=other.to_json()), "embedding.weights.0")
     save_model(model, tmp_path / "model")
     other.save(tmp_path / "model" / "vocabulary.json")

@@ -1,4 +1,4 @@
-"""Vocabulary files of other programs, and what hides in them."""
+"""Tokenizer files of other programs, and what hides in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import torch
 
 import tests.interop.published_code as code
 from tests.interop.test_transformers_format import DATA
-from transformer_xl.data.tokenizer import CharVocabulary, WordVocabulary
+from transformer_xl.data.tokenizer import CharTokenizer
+from transformer_xl.data.words import WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.transformers_format import save_transformers
@@ -103,7 +104,7 @@ def test_json_may_be_a_list_ids_or_our_own(value: Any, tmp_path: Path) -> None:
 
 
 def test_our_own_vocabulary_file_keeps_its_kind(tmp_path: Path) -> None:
-    WordVocabulary(WORDS).save(tmp_path / "vocabulary.json")
+    WordTokenizer(WORDS).save(tmp_path / "vocabulary.json")
     vocabulary = read_vocabulary(tmp_path, vocab_size=5)
     assert vocabulary is not None
     assert vocabulary.kind == "word"
@@ -183,7 +184,7 @@ def test_words_of_no_known_kind_leave_the_model_without_a_vocabulary_and_say_so(
         assert make_vocabulary(symbols, settings, source=Path("vocab.pkl"), moses=True) is None
 
 
-@pytest.mark.parametrize("kind", [WordVocabulary(WORDS), WordVocabulary(WORDS, lower_case=True), CharVocabulary(["a"])])
+@pytest.mark.parametrize("kind", [WordTokenizer(WORDS), WordTokenizer(WORDS, lower_case=True), CharTokenizer(["a"])])
 def test_a_vocabulary_goes_out_and_comes_back(kind: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.bin").write_bytes(b"of the model that was here before")
     eos = write_vocabulary(kind, tmp_path)

@@ -15,7 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 import transformer_xl as txl
 from tests.conftest import Outcome
 from tests.training.test_processes import assert_same_run, exact_run
-from transformer_xl.data.tokenizer import train_bpe
+from transformer_xl.data.subwords import SubwordTokenizer
+from transformer_xl.data.tokenizer import LearnSettings, Part
 
 Run = Callable[..., Outcome]
 
@@ -94,7 +95,9 @@ def test_a_resume_with_another_tokenizer_of_the_same_name_is_refused(
 ) -> None:
     path = tmp_path / "tokenizer.json"
     for size in (300, 290):
-        learnt = train_bpe([text.read_text() for text in sorted(folder.iterdir())], size=size)
+        learnt = SubwordTokenizer.learn(
+            [Part(text.read_bytes()) for text in sorted(folder.iterdir())], LearnSettings(bpe_size=size)
+        )
         path.write_text(json.dumps(learnt.to_json()["tokenizer"]))
         if size == 300:
             begun = tiny_run(*settings(folder), f"data.tokenizer={path}", name="begun")

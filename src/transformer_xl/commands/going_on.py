@@ -10,7 +10,7 @@ from typing import Any
 from transformer_xl.commands.screen import shown
 from transformer_xl.config import Config
 from transformer_xl.data.lanes import Dataset
-from transformer_xl.data.tokenizer import vocabulary_from_json
+from transformer_xl.data.tokenizer import tokenizer_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.plan import Plan
 from transformer_xl.resuming import memory_note
@@ -42,7 +42,7 @@ def refuse_other_data(checkpoint: Mapping[str, Any], data: Dataset, plan: Plan, 
             f"the text has changed since {of_run} was trained on it: its sha256 is "
             f"{data.fingerprint.sha256[:16]} and was {checkpoint['data_checksum'][:16]}; start a new run"
         )
-    if vocabulary_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
+    if tokenizer_from_json(checkpoint["vocabulary"]).hash() != data.vocabulary.hash():
         raise UserError(
             f"data.tokenizer {getattr(config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
             f"that {of_run} was trained with: start a new run"

@@ -6,8 +6,7 @@ import json
 import sys
 
 from transformer_xl.commands.closed_pipe import is_terminal, say
-from transformer_xl.data.tokenizer import Vocabulary
-from transformer_xl.data.vocabularies.base import ListedSymbols
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.inference.scoring import TextScore, TokenCosts
 from transformer_xl.inference.texts import Part
 from transformer_xl.inference_config import ScoreConfig
@@ -17,13 +16,12 @@ _WIDTHS = (8, 16, 13, 16, 10)
 """Of the columns on a terminal: rows are printed one by one, before it is known how wide the next will be."""
 _SHOWN_CHARACTERS = 80
 """Of a text that stand in its JSON object."""
-_PART_OF_CHARACTER = "\ufffd"
 
 
 class ScorePrinter:
     """Prints what a command is asked for: something for each text, or for each token."""
 
-    def __init__(self, config: ScoreConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: ScoreConfig, vocabulary: Tokenizer) -> None:
         """Take what decides.
 
         Args:
@@ -50,7 +48,7 @@ class ScorePrinter:
             return
         lines = []
         for place, (number, nats) in enumerate(zip(costs.ids.tolist(), costs.nats.tolist(), strict=True)):
-            token = {"token": text_of(number, self._vocabulary), "id": number, "nats": nats}
+            token = {"token": self._vocabulary.text_of(number), "id": number, "nats": nats}
             lines.append(json.dumps({"text": text, "position": costs.position + place, **token}) + "\n")
         say("".join(lines))
 
@@ -79,14 +77,6 @@ class ScorePrinter:
             say("  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)) + "\n")
         else:
             say("\t".join(cells) + "\n")
-
-
-def text_of(number: int, vocabulary: Vocabulary) -> str:
-    """Give a token's own text as it stands; a part of a character as its symbol, for it is none."""
-    if isinstance(vocabulary, ListedSymbols):
-        return vocabulary.symbols[number]
-    text = vocabulary.decode([number])
-    return vocabulary.symbol(number) if not text or _PART_OF_CHARACTER in text else text
 
 
 def _cell(value: float | None) -> str:

@@ -12,7 +12,7 @@ from transformer_xl.commands.closed_pipe import discard_output, is_terminal, not
 from transformer_xl.commands.score import STANDARD_INPUT, check_carried
 from transformer_xl.commands.score_printing import ScorePrinter
 from transformer_xl.commands.sources import Source, find_source
-from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer
 from transformer_xl.data_config import CorpusConfig
 from transformer_xl.errors import Stopped, UserError
 from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, resolved_lengths
@@ -41,7 +41,7 @@ class ScoringRun:
         self._source = find_source(config.run, checkpoint=config.checkpoint)
         self._placed = self._source.placed(device=config.device, precision=config.precision)
         model = self._placed.model
-        self._vocabulary: Vocabulary = model.vocabulary or SymbolVocabulary(model.vocab_size)
+        self._vocabulary: Tokenizer = model.vocabulary or SymbolTokenizer(model.vocab_size)
         self._encoder = TextEncoder(
             self._vocabulary, unit=config.unit, reads_on=reads_on, has_line_ends=_has_line_ends(self._source)
         )

@@ -26,7 +26,7 @@ from transformer_xl.commands.summary import Summary, step_at_end, was_finished
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
-from transformer_xl.data.tokenizer import vocabulary_from_json
+from transformer_xl.data.tokenizer import tokenizer_from_json
 from transformer_xl.errors import UserError
 from transformer_xl.freed_memory import keep_freed_memory
 from transformer_xl.plan import Plan, make_plan
@@ -184,7 +184,7 @@ class TrainingRun:
         if self.source is not None:
             vocabulary = init_from.vocabulary_of(self.source, self.config)
         elif self.beginning.checkpoint is not None and self.config.init_from is not None:
-            vocabulary = vocabulary_from_json(self.beginning.checkpoint["vocabulary"])
+            vocabulary = tokenizer_from_json(self.beginning.checkpoint["vocabulary"])
         extend = self.source is not None and self.config.init_vocabulary == "extend"
         if not self.is_main:
             self.config = run_config.without_rebuild(self.config)  # the main process has done so

@@ -22,7 +22,7 @@ from transformer_xl.data.locking import only_one
 from transformer_xl.data.sources.files import Sources
 from transformer_xl.data.sources.finding import find_sources
 from transformer_xl.data.sources.token_files import token_sources
-from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.settings import plain
 
@@ -58,7 +58,7 @@ class Corpus:
         return self.cached.folder
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Tokenizer:
         """The symbols of all splits."""
         return self.cached.vocabulary
 
@@ -116,7 +116,7 @@ def open_corpus(
     *,
     announce: Callable[[str], None],
     seed: int,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Tokenizer | None = None,
     extend: bool = False,
 ) -> Corpus:
     """Open a corpus's token files, building them where there are none that fit the sources and settings.

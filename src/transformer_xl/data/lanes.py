@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformer_xl.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_xl.data.tokenizer import Vocabulary
+    from transformer_xl.data.tokenizer import Tokenizer
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -70,7 +70,7 @@ class Dataset(Protocol):
         """The choice of `data=`."""
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Tokenizer:
         """The symbols of all splits."""
 
     @property

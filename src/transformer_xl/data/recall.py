@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data.lanes import NOT_COUNTED, Fingerprint, Segment
-from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 
@@ -104,9 +104,9 @@ class Recall:
         return self.config.kind
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Tokenizer:
         """The symbols, as numbers."""
-        return SymbolVocabulary(self.config.n_symbols)
+        return SymbolTokenizer(self.config.n_symbols)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource
-from transformer_xl.data.tokenizer import ByteVocabulary, RankedByteVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.scores import Score
 
 _POSITIONS_AT_ONCE = 1 << 20
@@ -50,15 +50,11 @@ def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float]
     }, tokens
 
 
-def _bytes_of(ids: NDArray[np.int64], vocabulary: Vocabulary) -> bytes:
+def _bytes_of(ids: NDArray[np.int64], vocabulary: Tokenizer) -> bytes:
     """Write tokens as the bytes that they stand for; those of a text that is no UTF-8 as they are.
 
     The end of a document stands for none.
     """
     if vocabulary.end_of_document is not None:
         ids = ids[ids != vocabulary.end_of_document]
-    if isinstance(vocabulary, ByteVocabulary):
-        return ids.astype(np.uint8).tobytes()
-    if isinstance(vocabulary, RankedByteVocabulary):
-        return np.array(vocabulary.values, np.uint8)[ids].tobytes()
-    return vocabulary.decode(ids).encode()
+    return vocabulary.decode_bytes(ids)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.drawing import Drawer
 from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference.reading_on import ReadingRule, growing_texts, takes_unequal
-from transformer_xl.inference.text_ids import start_of_texts
 from transformer_xl.inference.text_writing import Growing, NumberWriter
 from transformer_xl.model.base import LanguageModel
 
@@ -95,17 +94,16 @@ def sample_tokens(
     return growing.tokens
 
 
-def first_tokens(vocabulary: Vocabulary) -> list[int]:
+def first_tokens(vocabulary: Tokenizer) -> list[int]:
     """Give what a text begins after that has no prompt: what stands before the texts of a corpus.
 
-    That is what `start_of_texts` names, or where there is none a line end, or else a blank.
+    That is the vocabulary's `start`, or where there is none a line end, or else a blank.
 
     Raises:
         UserError: it has none of them.
     """
-    start = start_of_texts(vocabulary)
-    if start is not None:
-        return [start]
+    if vocabulary.start is not None:
+        return [vocabulary.start]
     for text in ("\n", " "):
         try:
             tokens: list[int] = vocabulary.encode(text).tolist()

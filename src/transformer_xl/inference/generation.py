@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.data.tokenizer import Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import Continuation, continued, first_tokens
 from transformer_xl.inference.drawing_rule import DrawingRule
@@ -123,7 +123,7 @@ def generate(
     if model.training:
         raise ValueError("generating needs weights that stay as they are: call eval() on the model first")
     continuation = Continuation(model, drawing=drawing, reading=reading, seeds=[ending.seed])
-    vocabulary: Vocabulary | None = model.vocabulary
+    vocabulary: Tokenizer | None = model.vocabulary
     end = vocabulary.end_of_document if vocabulary is not None and ending.end_at_document else None
     if prompt is None or isinstance(prompt, str):
         if vocabulary is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from transformer_xl.data.tokenizer import Vocabulary
-from transformer_xl.data.vocabularies.incremental import incremental_decoder
+from transformer_xl.data.tokenizer import Tokenizer
 
 Ending = Literal["n_tokens", "stop", "document"]
 """What ended a text: its length, a stop string, the end of a document."""
@@ -58,7 +57,7 @@ class StopFinder:
 class TextWriter:
     """Writes tokens as a vocabulary does, whole characters at a time, up to a stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, *, after: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, vocabulary: Tokenizer, *, after: Sequence[int], stops: Sequence[str]) -> None:
         """Begin after other tokens.
 
         Args:
@@ -66,7 +65,7 @@ class TextWriter:
             after: the tokens before, which are not written.
             stops: texts that end this one; no part of them is written.
         """
-        self._decoder = incremental_decoder(vocabulary, after=after)
+        self._decoder = vocabulary.decoder(after)
         self._stops = StopFinder(stops)
 
     @property
@@ -80,7 +79,7 @@ class TextWriter:
 
     def rest(self) -> str:
         """Give the text that waits for more."""
-        last = self._stops.feed(self._decoder.rest())
+        last = self._stops.feed(self._decoder.finish())
         return last if self.stopped else last + self._stops.rest()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
-from transformer_xl.data.building.text import LONGEST_CHUNK_BYTES, FindCut, character_border
+from transformer_xl.data.building.text import LONGEST_CHUNK_BYTES, FindCut
+from transformer_xl.data.tokenizer import character_border
 
 Unit = Literal["line", "document"]
 PART_BYTES = 1 << 16

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig, parse_model
-from transformer_xl.data.tokenizer import load_vocabulary, vocabulary_from_json
+from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
@@ -144,7 +144,7 @@ def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
     """
     checkpoint = checked_checkpoint(path, contents)
     with naming(path):
-        vocabulary = vocabulary_from_json(checkpoint["vocabulary"])
+        vocabulary = tokenizer_from_json(checkpoint["vocabulary"])
         config = parse_model(checkpoint["config"].get("model"))
     model = with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
     model.vocabulary = vocabulary

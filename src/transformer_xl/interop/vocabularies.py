@@ -1,4 +1,4 @@
-"""Vocabulary files of other programs: `vocab.json`, `vocab.pkl`, `vocab.bin`.
+"""Tokenizer files of other programs: `vocab.json`, `vocab.pkl`, `vocab.bin`.
 
 A pickle names the classes and functions that it wants called. Here a name never leads to an import: it stands for a
 built-in container, or for a class whose objects keep and do nothing, or the file is refused.
@@ -14,17 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.tokenizer import (
-    EOS,
-    UNK,
-    CharVocabulary,
-    RankedByteVocabulary,
-    SentenceVocabulary,
-    Vocabulary,
-    WikitextVocabulary,
-    WordVocabulary,
-    vocabulary_from_json,
-)
+from transformer_xl.data.tokenizer import UNK, CharTokenizer, RankedByteTokenizer, Tokenizer, tokenizer_from_json
+from transformer_xl.data.words import EOS, SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError, atomic_write, first_line
 from transformer_xl.interop.native import naming, read_json, write_json
 
@@ -44,7 +35,7 @@ _PICKLES_BEFORE = 3
 """In `torch.save`'s old format: a magic number, a version, and the machine's sizes."""
 
 
-def read_vocabulary(folder: Path, *, vocab_size: int) -> Vocabulary | None:
+def read_vocabulary(folder: Path, *, vocab_size: int) -> Tokenizer | None:
     """Read the vocabulary of a folder of `transformers`.
 
     Returns:
@@ -59,7 +50,7 @@ def read_vocabulary(folder: Path, *, vocab_size: int) -> Vocabulary | None:
     value = read_json(path) if path.suffix == ".json" else read_pickle(path)
     with naming(path):
         if isinstance(value, dict) and isinstance(value.get("kind"), str):
-            vocabulary = vocabulary_from_json(value)
+            vocabulary = tokenizer_from_json(value)
             require_size(vocabulary.size, vocab_size=vocab_size)
             return vocabulary
         attributes = value if isinstance(value, dict) and "idx2sym" in value else {"sym2idx": value}
@@ -68,7 +59,7 @@ def read_vocabulary(folder: Path, *, vocab_size: int) -> Vocabulary | None:
         return make_vocabulary(symbols, attributes, source=path, moses=True)
 
 
-def write_vocabulary(vocabulary: Vocabulary | None, folder: Path) -> int | None:
+def write_vocabulary(vocabulary: Tokenizer | None, folder: Path) -> int | None:
     """Write `vocab.json`, which is read here, and for words `vocab.pkl`, which TransfoXLTokenizer reads.
 
     Returns:
@@ -130,7 +121,7 @@ def symbols_of(attributes: Mapping[str, Any]) -> list[str]:
 
 def make_vocabulary(
     symbols: list[str], attributes: Mapping[str, Any], *, source: Path, moses: bool
-) -> Vocabulary | None:
+) -> Tokenizer | None:
     """Choose the kind of vocabulary that splits text as its program did.
 
     Args:
@@ -149,14 +140,14 @@ def make_vocabulary(
     if symbols and all(len(symbol) == 1 for symbol in symbols):
         # text8 as it was published: characters with blanks between them, and `_` for a blank
         blank = {"_": " "} if not moses and delimiter is None and " " not in symbols else {}
-        return CharVocabulary([blank.get(symbol, symbol) for symbol in symbols])
+        return CharTokenizer([blank.get(symbol, symbol) for symbol in symbols])
     if symbols and not moses and all(symbol.isascii() and symbol.isdigit() and len(symbol) <= 3 for symbol in symbols):
-        return RankedByteVocabulary(list(map(int, symbols)))  # enwik8 as it was published
+        return RankedByteTokenizer(list(map(int, symbols)))  # enwik8 as it was published
     if delimiter is None and symbols[:1] == [EOS] and UNK in symbols:
         split_by_moses = moses and not lower_case
-        return WikitextVocabulary(symbols) if split_by_moses else WordVocabulary(symbols, lower_case=lower_case)
-    if delimiter is None and not moses and SentenceVocabulary.end in symbols and SentenceVocabulary.unknown in symbols:
-        return SentenceVocabulary(symbols)
+        return WikitextTokenizer(symbols) if split_by_moses else WordTokenizer(symbols, lower_case=lower_case)
+    if delimiter is None and not moses and SentenceTokenizer.end in symbols and SentenceTokenizer.unk in symbols:
+        return SentenceTokenizer(symbols)
     warnings.warn(
         f"{source}: its symbols are neither characters nor words that begin with {EOS} and hold {UNK}, so the model "
         "has no vocabulary here",

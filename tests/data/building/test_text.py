@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.building import text
-from transformer_xl.data.building.text import Chunk, Stretch, after_blank, after_line, anywhere, character_border
+from transformer_xl.data.building.text import Chunk, Stretch, anywhere
+from transformer_xl.data.tokenizer import after_blank, character_border
 from transformer_xl.errors import UserError
 
 
@@ -72,7 +73,7 @@ def test_a_chunk_without_a_place_to_cut_grows_and_is_cut_between_characters(
 ) -> None:
     monkeypatch.setattr(text, "LONGEST_CHUNK_BYTES", 7)
     stretch = stretch_of(tmp_path / "a", "\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9".encode(), [(0, 12)])
-    chunks = list(text.read_chunks(stretch, find_cut=after_line, chunk_bytes=5))
+    chunks = list(text.read_chunks(stretch, find_cut=lambda data: data.rfind(b"\n") + 1, chunk_bytes=5))
     assert "".join(chunk.data.decode() for chunk in chunks) == "\u00e9" * 6
     assert len(chunks) > 1
 

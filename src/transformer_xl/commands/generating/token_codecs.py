@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer_xl.commands.generating.prompts import Prompt
-from transformer_xl.data.tokenizer import ByteVocabulary, RankedByteVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import first_tokens
 from transformer_xl.inference.generation import checked_ids
@@ -55,7 +55,7 @@ class Codec(ABC):
 class TextCodec(Codec):
     """Texts, as a vocabulary says them."""
 
-    def __init__(self, vocabulary: Vocabulary, *, stops: Sequence[str]) -> None:
+    def __init__(self, vocabulary: Tokenizer, *, stops: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._stops = stops
 
@@ -66,11 +66,7 @@ class TextCodec(Codec):
     def encode(self, text: str | bytes) -> list[int]:
         """Turn a text into tokens; bytes that are no UTF-8 are for vocabularies of bytes only."""
         if isinstance(text, bytes):
-            of_bytes = isinstance(self._vocabulary, ByteVocabulary | RankedByteVocabulary)
-            try:
-                text = text.decode("utf-8", errors="surrogateescape" if of_bytes else "strict")
-            except UnicodeDecodeError as error:
-                raise UserError(f"the text is no UTF-8: it holds the byte {text[error.start]:#04x}") from error
+            text = self._vocabulary.text_of_bytes(text)
         tokens: list[int] = self._vocabulary.encode(text).tolist()
         return tokens
 
@@ -110,7 +106,7 @@ class NumberCodec(Codec):
     """
 
     vocab_size: int
-    vocabulary: Vocabulary | None
+    vocabulary: Tokenizer | None
 
     def shown(self, prompt: Prompt) -> str:
         """Give numbers with a blank behind each."""
@@ -150,7 +146,7 @@ def codec_of(model: LanguageModel, *, run: str, output_format: str, stops: Seque
     Raises:
         UserError: texts of a model without a vocabulary.
     """
-    vocabulary: Vocabulary | None = model.vocabulary
+    vocabulary: Tokenizer | None = model.vocabulary
     if output_format == "tokens":
         return NumberCodec(vocab_size=model.vocab_size, vocabulary=vocabulary)
     if vocabulary is None:

@@ -19,17 +19,18 @@ from transformer_xl.data.building.cache import (
     start_file,
     token_file,
 )
-from transformer_xl.data.building.counting import Counting, read_vocabulary_file
+from transformer_xl.data.building.counting import Counting
 from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.preparing import Prepared, prepare
 from transformer_xl.data.building.publishing import building, publish, write_json
-from transformer_xl.data.building.reading import Reading, foreign_tokenizer, load_foreign_tokenizer, require_blanks
+from transformer_xl.data.building.reading import Reading, foreign_tokenizer, load_foreign_tokenizer, require_fit
 from transformer_xl.data.building.text import total_size
 from transformer_xl.data.building.token_splits import write_token_splits
 from transformer_xl.data.building.writing import Encoder, Written, token_dtype
 from transformer_xl.data.sources.figures import deviations
 from transformer_xl.data.sources.files import SPLITS, SourceFile, Sources
-from transformer_xl.data.tokenizer import ListedWords, SentenceVocabulary, SubwordVocabulary, Vocabulary
+from transformer_xl.data.tokenizer import Tokenizer
+from transformer_xl.data.words import SentenceTokenizer
 from transformer_xl.data_config import CorpusConfig, PublishedConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 
@@ -42,7 +43,7 @@ _WORTH_SAYING = 0.1
 class GivenVocabulary:
     """A vocabulary that a corpus is encoded with instead of one of its own, and whether its new symbols are added."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     extend: bool
 
 
@@ -109,13 +110,13 @@ class _TextBuild:
     folder: Path
     announce: Callable[[str], None]
 
-    def run(self) -> tuple[Vocabulary, dict[str, Written], list[str]]:
+    def run(self) -> tuple[Tokenizer, dict[str, Written], list[str]]:
         foreign = None
         if self.given is None and foreign_tokenizer(self.config) is not None:
             foreign = load_foreign_tokenizer(self.config)  # a broken one is found before long work
         prepared = prepare(self.config, self.sources, self.reading, folder=self.folder, announce=self.announce)
         if self.given is None:
-            require_blanks(self.reading, prepared.splits["train"], setting=self.sources.setting)
+            require_fit(self.reading, prepared.splits["train"], setting=self.sources.setting)
         vocabulary, notes = self._vocabulary(prepared, foreign)
         vocabulary.save(self.folder / VOCABULARY)
         encoder = Encoder(reading=self.reading, vocabulary=self.folder / VOCABULARY, announce=self.announce)
@@ -136,14 +137,14 @@ class _TextBuild:
             notes += deviations(self.config, counts, vocabulary.size)
         return vocabulary, written, notes
 
-    def _notes_on_size(self, prepared: Prepared, vocabulary: Vocabulary, written: Mapping[str, Written]) -> list[str]:
+    def _notes_on_size(self, prepared: Prepared, vocabulary: Tokenizer, written: Mapping[str, Written]) -> list[str]:
         notes = []
-        if self.given is None and self.config.tokenizer == SubwordVocabulary.kind:
-            asked = self.reading.bpe_size
+        if self.given is None and self.config.tokenizer == "bpe":
+            asked = self.reading.settings.bpe_size
             if asked is not None and vocabulary.size < asked:
                 notes.append(f"the text gives {vocabulary.size:,} sub-words, fewer than the {asked:,} of data.bpe_size")
         for split in ("valid", "test"):
-            left_out = total_size(prepared.splits[split]) - written[split].text_bytes
+            left_out = total_size(prepared.splits[split]) - written[split].text_bytes - written[split].lost_bytes
             limit = self.config.max_eval_tokens if isinstance(self.config, TextConfig) else None
             if limit is not None and left_out > _WORTH_SAYING * written[split].text_bytes:
                 notes.append(
@@ -151,7 +152,7 @@ class _TextBuild:
                 )
         return notes
 
-    def _vocabulary(self, prepared: Prepared, foreign: SubwordVocabulary | None) -> tuple[Vocabulary, list[str]]:
+    def _vocabulary(self, prepared: Prepared, foreign: Tokenizer | None) -> tuple[Tokenizer, list[str]]:
         """Find the vocabulary, and what is to be said about it."""
         wants_end = self.config.end_of_document and self.reading.are_documents and prepared.documents > 1
         counting = Counting(reading=self.reading, announce=self.announce)
@@ -169,18 +170,11 @@ class _TextBuild:
             notes.append(f"{added:,} symbols were added to the {given.vocabulary.size:,} of init_from")
         elif foreign is not None:
             vocabulary = foreign
-            notes += self._lossy_note(vocabulary, prepared)
-        elif self.reading.kind == SentenceVocabulary.kind and self.sources.vocabulary is not None:
-            vocabulary = read_vocabulary_file(self.sources.vocabulary.path)
+        elif self.reading.kind == SentenceTokenizer.kind and self.sources.vocabulary is not None:
+            vocabulary = SentenceTokenizer.from_file(self.sources.vocabulary.path)
         else:
             vocabulary = counting.build_vocabulary(prepared.splits)
         return vocabulary.with_end_of_document() if wants_end else vocabulary, notes
-
-    def _lossy_note(self, vocabulary: SubwordVocabulary, prepared: Prepared) -> list[str]:
-        sample = prepared.beginning("train")
-        if vocabulary.is_lossless(sample):
-            return []
-        return [f"{self.config.tokenizer} does not give this text back as it was: what it leaves out is not scored"]
 
 
 def _checksums(files: Sequence[SourceFile], *, announce: Callable[[str], None]) -> list[str]:
@@ -206,7 +200,7 @@ def _write_sidecar(
     settings: dict[str, object],
     sources: Sources,
     checksums: Sequence[str],
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     written: Mapping[str, Written],
 ) -> None:
     # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
@@ -249,7 +243,7 @@ def _require_unchanged(sources: Sources) -> None:
             )
 
 
-def _summary(written: Mapping[str, Written], vocabulary: Vocabulary, *, seconds: float, folder: Path) -> str:
+def _summary(written: Mapping[str, Written], vocabulary: Tokenizer, *, seconds: float, folder: Path) -> str:
     counts = ", ".join(f"{split} {written[split].tokens:,}" for split in SPLITS)
     total = sum(split.tokens for split in written.values())
     unknown = ", ".join(
@@ -257,6 +251,13 @@ def _summary(written: Mapping[str, Written], vocabulary: Vocabulary, *, seconds:
         for split, found in written.items()
         if found.unknown
     )
-    symbol = vocabulary.unknown if isinstance(vocabulary, ListedWords) else "<unk>"
+    symbol = "<unk>" if vocabulary.unknown is None else vocabulary.symbol(vocabulary.unknown)
     replaced = f"; outside the vocabulary, now {symbol}: {unknown}" if unknown else ""
-    return f"data: {total:,} tokens ({counts}) in {seconds:.1f} s, kept in {folder}{replaced}"
+    lost, kept = (sum(getattr(split, name) for split in written.values()) for name in ("lost_bytes", "text_bytes"))
+    not_back = (
+        f"; {100 * lost / (lost + kept):.2g} % of the text's bytes do not come back from the {vocabulary.kind} "
+        "tokenizer, and bits per byte leave them out"
+        if lost
+        else ""
+    )
+    return f"data: {total:,} tokens ({counts}) in {seconds:.1f} s, kept in {folder}{replaced}{not_back}"

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from transformer_xl.data.building.writing import START_DTYPE, token_dtype
 from transformer_xl.data.lanes import Fingerprint
 from transformer_xl.data.sources.files import SPLITS, Sources
-from transformer_xl.data.tokenizer import Vocabulary, load_vocabulary
+from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 SIDECAR = "corpus.json"
 SOURCES = "sources.json"
 VOCABULARY = "vocabulary.json"
@@ -53,7 +53,7 @@ class CachedCorpus:
     vocabulary_hash: str
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Tokenizer:
         """The symbols; `UserError` where their file is damaged."""
         path = self.folder / VOCABULARY
         vocabulary = load_vocabulary(path)

@@ -16,9 +16,9 @@ from transformer_xl.data.building.extraction import extract_many
 from transformer_xl.data.building.parallel import in_order
 from transformer_xl.data.building.reading import Reading, is_raw
 from transformer_xl.data.building.splitting import split_text
-from transformer_xl.data.building.text import Stretch, character_border, read_chunks, total_size
+from transformer_xl.data.building.text import Stretch, read_chunks, total_size
 from transformer_xl.data.sources.files import SPLITS, Origin, Sources
-from transformer_xl.data.tokenizer import CharVocabulary
+from transformer_xl.data.tokenizer import character_border
 from transformer_xl.data_config import CorpusConfig, TextConfig
 from transformer_xl.errors import UserError
 
@@ -193,9 +193,9 @@ def _max_eval_bytes(config: CorpusConfig, reading: Reading) -> int | None:
     limit = config.max_eval_tokens if isinstance(config, TextConfig) else None
     if limit is None:
         return None
-    if reading.is_of_bytes:
+    if reading.tokenizer.any_bytes:
         return limit
-    return limit * (_BYTES_A_CHARACTER if reading.kind == CharVocabulary.kind else _BYTES_A_TOKEN)
+    return limit * (_BYTES_A_CHARACTER if reading.kind == "char" else _BYTES_A_TOKEN)
 
 
 def _notes(config: CorpusConfig, texts: Collection[_Text]) -> list[str]:

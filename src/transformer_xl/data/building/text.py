@@ -10,6 +10,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.data.tokenizer import character_border
 from transformer_xl.errors import UserError
 
 CHUNK_BYTES = 2 << 20
@@ -159,26 +160,6 @@ def _opened(path: Path) -> BinaryIO:
 def anywhere(data: bytes) -> int:
     """Cut bytes wherever they end."""
     return len(data)
-
-
-def character_border(data: bytes) -> int:
-    """Find the last border of a UTF-8 character; where there is none within four bytes, the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        lead = data[-back]
-        if lead & 0xC0 != 0x80:
-            width = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return len(data) - back if width > back else len(data)
-    return len(data)
-
-
-def after_line(data: bytes) -> int:
-    r"""Find the place after the last `\n`."""
-    return data.rfind(b"\n") + 1
-
-
-def after_blank(data: bytes) -> int:
-    r"""Find the place after the last `\n`, or else after the last blank or tab."""
-    return after_line(data) or max(data.rfind(b" "), data.rfind(b"\t")) + 1
 
 
 def total_size(stretches: Sequence[Stretch]) -> int:

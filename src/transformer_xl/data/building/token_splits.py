@@ -18,7 +18,7 @@ from transformer_xl.data.building.text import Stretch, total_size
 from transformer_xl.data.building.token_reading import TokenChunk, read_tokens
 from transformer_xl.data.building.writing import START_DTYPE, Written, token_dtype, write_tokens
 from transformer_xl.data.sources.files import SPLITS, Cut, Origin, Sources
-from transformer_xl.data.tokenizer import SymbolVocabulary, Vocabulary, load_vocabulary
+from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer, load_vocabulary
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 
@@ -27,9 +27,7 @@ _ROWS_AT_ONCE = 1 << 16
 _SEARCHED_TOKENS = 1 << 20
 
 
-def write_token_splits(
-    config: TokensConfig, sources: Sources, *, folder: Path
-) -> tuple[Vocabulary, dict[str, Written]]:
+def write_token_splits(config: TokensConfig, sources: Sources, *, folder: Path) -> tuple[Tokenizer, dict[str, Written]]:
     """Check ids, split them, and write each split's files.
 
     Args:
@@ -72,17 +70,17 @@ def write_token_splits(
     return vocabulary, written
 
 
-def _vocabulary(config: TokensConfig) -> Vocabulary:
+def _vocabulary(config: TokensConfig) -> Tokenizer:
     if config.vocabulary is not None:
         return load_vocabulary(config.vocabulary)
     assert config.vocab_size is not None
-    return SymbolVocabulary(config.vocab_size)
+    return SymbolTokenizer(config.vocab_size)
 
 
 class _Reader:
     """Reads files of ids into flat ones."""
 
-    def __init__(self, config: TokensConfig, vocabulary: Vocabulary, folder: Path) -> None:
+    def __init__(self, config: TokensConfig, vocabulary: Tokenizer, folder: Path) -> None:
         self.dtype = token_dtype(vocabulary.size)
         self._config = config
         self._vocab_size = vocabulary.size
@@ -97,7 +95,7 @@ class _Reader:
         assert documents in ("none", "file", "record")
         written = write_tokens(
             map(_plain, read_tokens(origin, vocab_size=self._vocab_size, documents=documents)),
-            vocabulary=SymbolVocabulary(self._vocab_size),
+            vocabulary=SymbolTokenizer(self._vocab_size),
             tokens=path,
             starts=starts,
             are_documents=True,

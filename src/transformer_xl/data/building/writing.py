@@ -20,7 +20,7 @@ from transformer_xl.data.building.parallel import Telling, in_order
 from transformer_xl.data.building.reading import Reading
 from transformer_xl.data.building.splitting import into_jobs
 from transformer_xl.data.building.text import Stretch, total_size
-from transformer_xl.data.tokenizer import SentenceVocabulary, SubwordVocabulary, Vocabulary, load_vocabulary
+from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 
 START_DTYPE = np.dtype("<i8")
 _COPIED_AT_ONCE = 16 << 20
@@ -32,7 +32,8 @@ class Written(NamedTuple):
     Attributes:
         tokens: ids.
         unknown: how many of them are `<unk>` for a word or character that the vocabulary lacks.
-        text_bytes: of the UTF-8 that they stand for; 0 where they are of no text.
+        text_bytes: of the UTF-8 that decoding them gives back; 0 where they are of no text.
+        lost_bytes: of the UTF-8 that decoding does not give back.
         documents: how many begin; 1 where the text is not divided.
     """
 
@@ -40,6 +41,7 @@ class Written(NamedTuple):
     unknown: int
     text_bytes: int
     documents: int
+    lost_bytes: int = 0
 
 
 def token_dtype(size: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -75,7 +77,7 @@ class Encoder:
         """
         vocabulary = _vocabulary(self.vocabulary)
         # the library for sub-words uses all cores by itself
-        alone = max_tokens is not None or isinstance(vocabulary, SubwordVocabulary)
+        alone = max_tokens is not None or vocabulary.uses_all_cores
         jobs = [list(stretches)] if alone else into_jobs(stretches, job_bytes=JOB_BYTES)
         folder = tokens.parent
         parts = [
@@ -86,7 +88,7 @@ class Encoder:
             parts[0] = parts[0]._replace(target=tokens)
         doing = f"turning the {tokens.stem} split into tokens"
         with starts.open("xb") as starts_file:
-            written = Written(0, 0, 0, 0)
+            written = Written(0, 0, 0, 0, 0)
             telling = Telling(doing, total=total_size(stretches), announce=self.announce)
             results = (
                 (_encode_part(part, telling) for part in parts)
@@ -140,13 +142,13 @@ def _encode_part(part: _Part, telling: Telling | None = None) -> Written:
 def _told(chunks: Iterator[Tokens], telling: Telling) -> Iterator[Tokens]:
     for chunk in chunks:
         yield chunk
-        telling.add(chunk.text_bytes)
+        telling.add(chunk.text_bytes + chunk.lost_bytes)
 
 
 def write_tokens(
     chunks: Iterator[Tokens],
     *,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     tokens: Path,
     starts: Path,
     are_documents: bool,
@@ -159,7 +161,7 @@ def write_tokens(
     """
     dtype = token_dtype(vocabulary.size)
     end = vocabulary.end_of_document if are_documents else None
-    count = unknown = text_bytes = documents = 0
+    count = unknown = text_bytes = lost_bytes = documents = 0
     with tokens.open("xb") as token_file, starts.open("xb") as start_file:
         for chunk in chunks:
             ids, begins = _with_ends(chunk, end=end, dtype=dtype)
@@ -167,16 +169,19 @@ def write_tokens(
                 if count >= max_tokens // 2:
                     break
                 kept = max_tokens - count
-                text, unknowns = chunk.text_bytes * kept // len(ids), chunk.unknown * kept // len(ids)
-                chunk = chunk._replace(text_bytes=text, unknown=unknowns)
+                chunk = chunk._replace(
+                    text_bytes=chunk.text_bytes * kept // len(ids),
+                    lost_bytes=chunk.lost_bytes * kept // len(ids),
+                    unknown=chunk.unknown * kept // len(ids),
+                )
                 ids, begins = ids[:kept], begins[begins < kept]
             token_file.write(ids.astype(dtype, copy=False).data)
             start_file.write((begins + count).astype(START_DTYPE).data)
             count, unknown, documents = count + len(ids), unknown + chunk.unknown, documents + len(begins)
-            text_bytes += chunk.text_bytes
+            text_bytes, lost_bytes = text_bytes + chunk.text_bytes, lost_bytes + chunk.lost_bytes
             if count == max_tokens:
                 break
-    return Written(tokens=count, unknown=unknown, text_bytes=text_bytes, documents=documents)
+    return Written(count, unknown=unknown, text_bytes=text_bytes, documents=documents, lost_bytes=lost_bytes)
 
 
 def _with_ends(chunk: Tokens, *, end: int | None, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -189,18 +194,18 @@ def _with_ends(chunk: Tokens, *, end: int | None, dtype: np.dtype[Any]) -> tuple
     return ids, chunk.starts + np.arange(len(chunk.starts)) + (not chunk.begins)
 
 
-def _begun(part: _Part, vocabulary: Vocabulary, chunks: Iterator[Tokens]) -> Iterator[Tokens]:
-    """Put the symbol that stands before the first sentence there."""
-    if part.is_first and isinstance(vocabulary, SentenceVocabulary):
+def _begun(part: _Part, vocabulary: Tokenizer, chunks: Iterator[Tokens]) -> Iterator[Tokens]:
+    """Put the ids that stand before the first text there."""
+    if part.is_first and vocabulary.opening:
         first = next(chunks, None)
         if first is None:
             return
-        yield first._replace(ids=np.concatenate([vocabulary.encode(""), first.ids]))
+        yield first._replace(ids=np.concatenate([np.array(vocabulary.opening), first.ids]))
     yield from chunks
 
 
 @lru_cache(maxsize=1)
-def _vocabulary(path: Path) -> Vocabulary:
+def _vocabulary(path: Path) -> Tokenizer:
     return load_vocabulary(path)
 
 

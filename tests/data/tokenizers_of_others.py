@@ -9,6 +9,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer
 
+from transformer_xl.data.subwords import SubwordTokenizer
+from transformer_xl.data.tokenizer import LearnSettings, Part
+
 ATOMS = [
     *"aZ19 \n\r\t.,'!\"-\u00e9\u0301\u4ed6\u8bf4\u3002\uff0c\u3000\u00b2\u0663\U0001f600",
     *["'s", "it's", "12345", "\r\n", "  ", " the", "\n\n", " old", "hats"],
@@ -91,3 +94,17 @@ def contents(tokenizer: Tokenizer) -> dict[str, Any]:
     value = json.loads(tokenizer.to_str())
     assert isinstance(value, dict)
     return value
+
+
+def byte_fallback() -> SubwordTokenizer:
+    """As sentencepiece writes: a mark for blanks, and bytes for characters that are no piece."""
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    pieces += [(piece, -2.0) for piece in ("\u2581", "\u2581the", "a", "b", "\u2581a", "\u2581\u4e16")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return SubwordTokenizer(contents(tokenizer), end_of_document=None)
+
+
+def learnt(texts: list[str], *, size: int) -> SubwordTokenizer:
+    return SubwordTokenizer.learn([Part(text.encode()) for text in texts], LearnSettings(bpe_size=size))

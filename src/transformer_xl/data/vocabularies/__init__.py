@@ -1,1 +1,0 @@
-"""Vocabularies: the symbols of a text, numbered."""

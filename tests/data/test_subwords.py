@@ -1,0 +1,344 @@
+"""Sub-words of other programs' tokenizers, and learnt here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.data.tokenizers_of_others import (
+    ATOMS,
+    SPLITTING,
+    byte_level,
+    contents,
+    learnt,
+    like_bert,
+    like_llama_2,
+    of_whole_pieces,
+)
+from tests.interop.hub_server import HubServer, serving
+from transformer_xl.data import subwords
+from transformer_xl.data.subwords import SubwordTokenizer, in_parts, last_border, load_pretrained
+from transformer_xl.data.tokenizer import EOD, LearnSettings, Part, tokenizer_from_json
+from transformer_xl.errors import UserError
+
+ODD_TEXTS = [
+    "",
+    "a\r\nb\rc\n\n",
+    "\ufefftab\tand\x0bmore\x0c\x00",
+    "e\u0301 \U0001f468\u200d\U0001f469 \u05d0",
+    "x" * 200_000,
+]
+ODD_TEXTS += ["x" * 200_000, ("word " * 20 + "\n") * 3000, " " * 3000 + "\n" * 3000, "<|endoftext|> </s> <unk> <eod>"]
+TEXTS = st.lists(st.sampled_from(ATOMS), max_size=30).map("".join)
+ENDS = " \t\r\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
+BORDERS = st.text(st.sampled_from(f"aZ9._'-\u00e9\u0301\u4ed6\u3000\U0001f600\u00a0{ENDS}"), max_size=40)
+NAME = "someone/small-words"
+GPT2 = byte_level(SPLITTING["gpt2"], special=("<|endoftext|>",))
+IDS = GPT2.encode("the old hats").ids
+TEXT = "the cat and the hat, the cat's hat: it's 12 hats.\n\n  \u4ed6\u8bf4\u3002\r\n" * 5
+
+
+def tokenizer_of(tokenizer: Tokenizer) -> SubwordTokenizer:
+    return SubwordTokenizer(contents(tokenizer), end_of_document=None)
+
+
+KINDS = {name: tokenizer_of(byte_level(splitting)) for name, splitting in SPLITTING.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_text_comes_back(kind: str) -> None:
+    for text in ODD_TEXTS:
+        found = KINDS[kind].encode_part(Part(text.encode()))
+        assert KINDS[kind].decode(found.ids) == text
+        assert found.text_bytes == len(text.encode())
+
+
+@given(st.lists(TEXTS, max_size=5))
+def test_several_texts_at_once_are_those_texts(texts: list[str]) -> None:
+    found = KINDS["gpt2"].encode_parts([Part(text.encode()) for text in texts])
+    assert [part.ids.tolist() for part in found] == [KINDS["gpt2"].encode(text).tolist() for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200)
+@given(text=TEXTS, missing=st.integers(0, 3))
+def test_parts_that_are_cut_have_the_ids_of_the_whole(kind: str, text: str, missing: int) -> None:
+    tokenizer, data = KINDS[kind], text.encode()
+    cut = tokenizer.split_point(data[: len(data) - missing])
+    whole = [*tokenizer.encode(data[:cut].decode()), *tokenizer.encode(data[cut:].decode())]
+    assert whole == tokenizer.encode(text).tolist()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=BORDERS, missing=st.integers(0, 3), window=st.integers(1, 9))
+def test_the_last_border_is_behind_a_letter_that_white_space_follows(
+    text: str, missing: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subwords, "_WINDOW", window)
+    data = text.encode()
+    data = data[: len(data) - missing]
+    whole = data.decode(errors="ignore")
+    places = [place for place in range(1, len(whole)) if whole[place - 1].isalnum() and whole[place] in ENDS]
+    assert last_border(data) == len(whole[: places[-1] if places else 0].encode())
+
+
+@given(BORDERS, st.integers(1, 20))
+def test_parts_are_the_text_and_no_longer_than_they_must_be(text: str, size: int) -> None:
+    parts = list(in_parts(text.encode(), last_border, size=size))
+    assert b"".join(parts) == text.encode()
+    for part in parts[:-1]:
+        assert part.decode()[-1].isalnum()
+        assert len(part) <= size or not last_border(part[:size])
+
+
+def test_tokenizers_that_look_across_every_cut_have_none() -> None:
+    text = b"one two three\nfour"
+    across, across_stop = byte_level(SPLITTING["gpt2"]), byte_level(SPLITTING["gpt2"])
+    across.add_tokens([AddedToken("two three", special=False)])
+    across_stop.add_tokens([AddedToken("\u4ed6\u3002", special=False)])
+    unsplit = contents(byte_level(SPLITTING["gpt2"])) | {"pre_tokenizer": None}
+    prefixed = byte_level(ByteLevel(add_prefix_space=True))
+    for tokenizer in map(tokenizer_of, (across, across_stop, prefixed, like_llama_2())):
+        assert tokenizer.split_point(text) == 0
+    assert SubwordTokenizer(unsplit, end_of_document=None).split_point(text) == 0
+    assert tokenizer_of(like_bert()).split_point(text) == len("one two three")
+    blanks = byte_level(SPLITTING["gpt2"])
+    blanks.add_tokens([AddedToken("   ", special=False), AddedToken("two three", special=True)])
+    assert tokenizer_of(blanks).split_point(text) == len("one two three")
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(SPLITTING["cl100k"]), like_llama_2()], ids=["cut", "whole"])
+def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The cat's 12 hats, it's\n\n\n  he said: 'No.' \u4ed6\u8bf4\u3002" * 20
+    whole = tokenizer.encode(text, add_special_tokens=False).ids
+    for size in (1, 7, 100):
+        monkeypatch.setattr(subwords, "_PART_BYTES", size)
+        found = tokenizer_of(tokenizer).encode_parts([Part(one.encode()) for one in (text, "", text)])
+        assert [part.ids.tolist() for part in found] == [whole, [], whole]
+
+
+def test_nothing_is_put_around_a_text_and_nothing_cut_off() -> None:
+    tokenizer = tokenizer_of(like_bert())
+    assert tokenizer.encode("The cats sat, the cat sat.").tolist() == [4, 5, 6, 7, 8, 4, 5, 7, 9]
+    found = tokenizer.encode_part(Part(b"the [SEP]"))
+    assert (found.ids.tolist(), found.unknown, found.text_bytes) == ([4, 1, 1, 1], 3, 3), "signs and letters, unknown"
+
+
+def test_what_a_tokenizer_drops_is_not_counted() -> None:
+    """Byte-level BPE of ASCII alone, as some programs write it, leaves out what it lacks without a word."""
+    described = contents(byte_level(SPLITTING["gpt2"], size=256))
+    kept = [name for name in described["model"]["vocab"] if name.isascii() or name in "\u0120\u010a"]
+    described["model"] |= {"vocab": {name: number for number, name in enumerate(kept)}, "merges": []}
+    tokenizer = SubwordTokenizer(described, end_of_document=None)
+    assert tokenizer.encode_part(Part("the \u4ed6\u8bf4 cat".encode())).text_bytes == len("the  cat")
+
+
+def test_dropout_is_off_and_a_special_token_in_a_text_is_text() -> None:
+    described = contents(byte_level(SPLITTING["gpt2"], special=("<|endoftext|>",)))
+    described["model"]["dropout"] = 0.9
+    tokenizer = SubwordTokenizer(described, end_of_document=None)
+    for text in ("The old cat's hats", "a<|endoftext|>b"):
+        for again in (tokenizer, copy.deepcopy(tokenizer), tokenizer.with_end_of_document()):
+            assert again.encode(text).tolist() == KINDS["gpt2"].encode(text).tolist()
+
+
+def test_ids_that_a_tokenizer_leaves_out_are_counted_and_stand_for_nothing() -> None:
+    described = contents(byte_level(SPLITTING["gpt2"]))
+    described["model"]["vocab"]["zzz"] = 1000
+    tokenizer = SubwordTokenizer(described, end_of_document=None)
+    assert (tokenizer.size, tokenizer.decode([64, 990, 65]), tokenizer.symbol(990)) == (1001, "ab", "#990")
+
+
+def test_subwords_are_shown_as_text_and_parts_of_characters_as_bytes() -> None:
+    tokenizer = KINDS["gpt2"].with_end_of_document()
+    shown = [tokenizer.symbol(number) for number in tokenizer.encode(" the\u4e0d\n").tolist()]
+    assert "".join(shown).startswith("' ")
+    assert [tokenizer.symbol(tokenizer.encode(text)[0]) for text in "a "] == ["a", "' '"]
+    symbols = [tokenizer.symbol(number) for number in range(256)]
+    for byte in (*range(0x80, 0x100), 0x00, 0x0A, 0x7F):
+        assert symbols.count(ascii(bytes([byte]))) + symbols.count(ascii(chr(byte))) == 1
+    assert tokenizer_of(like_bert()).symbol(6) == "##s"
+    marked = tokenizer_of(like_llama_2())
+    assert len({marked.symbol(number) for number in range(marked.size)}) == marked.size
+
+
+def test_what_a_tokenizer_cannot_do_is_said() -> None:
+    described = contents(like_bert())
+    del described["model"]["vocab"]["[UNK]"]
+    described["added_tokens"] = []
+    with pytest.raises(UserError, match=r"the tokenizer cannot say the text: .*UNK"):
+        SubwordTokenizer(described, end_of_document=None).encode("dog")
+    for end in (-1, 702):
+        with pytest.raises(UserError, match=f"{end}.*from 0 to 700"):
+            SubwordTokenizer(contents(byte_level(SPLITTING["gpt2"])), end_of_document=end)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAA//8="}),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+        ("decoder", {"type": "Unheard"}),
+        ("added_tokens", "a"),
+        ("model", None),
+        ("model", {"type": "BPE", "vocab": {"\ud800": 0}, "merges": []}),
+        ("model", {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 0}),
+        ("model", {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 7}),
+    ],
+    ids=range(8),
+)
+def test_a_damaged_tokenizer_is_refused_in_one_line(part: str, value: object) -> None:
+    described = KINDS["gpt2"].to_json()
+    assert isinstance(described["tokenizer"], dict)
+    with pytest.raises(UserError, match=r"^the tokenizer") as caught:
+        tokenizer_from_json(described | {"tokenizer": described["tokenizer"] | {part: value}}).encode("a\u00e9")
+    assert "\n" not in str(caught.value)
+
+
+def test_frequent_words_are_learnt_the_same_from_the_same_texts() -> None:
+    tokenizer = learnt([TEXT], size=280)
+    assert tokenizer.size == 280
+    assert len(tokenizer.encode(" the cat")) == 2
+    assert learnt([TEXT], size=280).hash() == tokenizer.hash()
+    assert learnt(["abcdefgh"], size=1000).size == learnt([], size=1000).size == 256, "what comes once is not learnt"
+    with pytest.raises(UserError, match=r"data\.bpe_size is 255.*at least 256"):
+        learnt([TEXT], size=255)
+
+
+def test_a_mistake_in_the_texts_stays_what_it_is() -> None:
+    def parts() -> Iterator[Part]:
+        yield Part(TEXT.encode())
+        raise UserError("the file is damaged")
+
+    with pytest.raises(UserError, match=r"^the file is damaged$"):
+        SubwordTokenizer.learn(parts(), LearnSettings(bpe_size=300))
+
+
+@pytest.mark.parametrize("letters", ["ACGT", " ", ".,", "\u4ed6"])
+def test_a_text_that_is_one_word_is_learnt_in_short_words(letters: str) -> None:
+    text = letters * (10_000 // len(letters))
+    texts = list(subwords._training_texts([Part(text.encode())]))
+    assert "".join(texts) == text
+    assert max(map(len, texts)) <= 256
+
+
+def refused(name: str, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_pretrained(name)
+    assert "\n" not in str(caught.value)
+    for word in (name, *words):
+        assert word in str(caught.value)
+
+
+def test_a_file_and_a_folder_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GPT2.save(str(tmp_path / "tokenizer.json"))
+    GPT2.save(str(tmp_path / "mine.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (str(tmp_path), str(tmp_path / "tokenizer.json"), "~/mine.json"):
+        tokenizer = load_pretrained(name)
+        assert tokenizer.encode("the old hats").tolist() == IDS
+        assert (tokenizer.size, tokenizer.end_of_document) == (701, 700)
+
+
+@pytest.mark.parametrize(
+    ("special", "end"),
+    [
+        (("<s>", "<pad>"), None),
+        (("<s>", "</s>"), 701),
+        (("<|im_end|>", "<|endoftext|>"), 701),
+        (("<|begin_of_text|>", "<|end_of_text|>", "<|im_end|>"), 701),
+    ],
+)
+def test_the_end_of_documents_is_a_special_token_that_has_such_a_name(
+    special: tuple[str, ...], end: int | None, tmp_path: Path
+) -> None:
+    byte_level(SPLITTING["gpt2"], special=special).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_pretrained(str(tmp_path))
+    assert tokenizer.end_of_document == end
+    ending = tokenizer.with_end_of_document()
+    assert ending.end_of_document == (700 + len(special) if end is None else end)
+    assert ending.decode([65, ending.end_of_document, 66]) == f"b{EOD}c"
+    assert tokenizer_from_json(json.loads(json.dumps(ending.to_json()))).end_of_document == ending.end_of_document
+
+
+def test_a_token_that_texts_hold_ends_no_document(tmp_path: Path) -> None:
+    of_whole_pieces().save(str(tmp_path / "tokenizer.json"))
+    assert load_pretrained(str(tmp_path)).end_of_document is None
+
+
+@pytest.mark.parametrize(
+    "written", ["", "[]", "{}", "[" * 100_000, "\x00\xff\xfe", "#version: 0.2\n", GPT2.to_str()[:-300]]
+)
+def test_a_damaged_file_is_named(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.json").write_text(written, encoding="latin-1", errors="replace")
+    refused(str(tmp_path), "tokenizer.json")
+    refused(str(tmp_path / "tokenizer.json"), "is no tokenizer.json")
+    monkeypatch.setattr(subwords, "_LARGEST_BYTES", 1 << 20)
+    (tmp_path / "corpus.txt").write_text("a" * ((1 << 20) + 1))
+    refused(str(tmp_path / "corpus.txt"), "it has more than 1 MB")
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subwords, "Repository", None)  # nobody is asked
+    for name in (str(tmp_path), str(tmp_path / "absent"), "folder/mine.json", "wordpiece"):
+        refused(name, "No such file")
+    refused("/dev/null/x", "Not a directory")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub with the repository `NAME`, which holds a tokenizer and code."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    GPT2.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.py").write_text("raise SystemExit('it ran')")
+    with serving() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        server.repositories[NAME] = folder
+        yield server
+
+
+def test_a_name_fetches_one_file_and_finds_it_again_when_the_hub_is_gone(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.revisions.add("v2")
+    assert load_pretrained(NAME).encode("the old hats").tolist() == IDS
+    assert [line for line in hub.asked if line.startswith("GET")] == [f"GET /{NAME}/resolve/main/tokenizer.json"]
+    assert load_pretrained(f"{NAME}@v2").encode("the old hats").tolist() == IDS
+    refused(f"{NAME}@v3", "no such revision")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert load_pretrained(NAME).encode("the old hats").tolist() == IDS
+    refused("someone/else", "http://127.0.0.1:9", "cannot be reached", "cache does not hold it")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert load_pretrained(NAME).encode("the old hats").tolist() == IDS
+    refused("someone/else", "HF_HUB_OFFLINE is set", "cache does not hold it")
+
+
+def test_a_path_goes_before_the_hub(hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir(parents=True)
+    GPT2.save(str(tmp_path / NAME / "tokenizer.json"))
+    assert load_pretrained(NAME).size == 701
+    assert hub.asked == []
+
+
+def test_what_the_hub_refuses_is_said_with_its_address(hub: HubServer, tmp_path: Path) -> None:
+    refused("someone/absent", "no such repository", hub.endpoint, "HF_ENDPOINT")
+    hub.codes[NAME] = "GatedRepo"
+    refused(NAME, "gated", hub.endpoint)
+    hub.codes.clear()
+    (tmp_path / "served" / "tokenizer.json").unlink()
+    refused(NAME, "it has no tokenizer.json", hub.endpoint)

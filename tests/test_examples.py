@@ -14,7 +14,7 @@ import torch
 
 import transformer_xl as txl
 from tests.model.kinds import model_of
-from transformer_xl.data.tokenizer import CharTokenizer
+from transformer_xl.data.characters import CharTokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -18,7 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "optimizer": ("transformer_xl.training.optim",),
     "scheduler": ("transformer_xl.training.optim",),
     "memory": (),
-    "tokenizer": ("transformer_xl.data.tokenizer", "transformer_xl.data.words", "transformer_xl.data.subwords"),
+    "tokenizer": tuple(f"transformer_xl.data.{module}" for module in ("characters", "words", "subwords")),
     "corpus": (),
     "callback": (),
     "logger": (),

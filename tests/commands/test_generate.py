@@ -24,7 +24,8 @@ from transformer_xl.commands import closed_pipe, command_line
 from transformer_xl.commands.command_line import RunContext
 from transformer_xl.commands.generate import generate
 from transformer_xl.commands.generating import conversation
-from transformer_xl.data.tokenizer import CharTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.characters import CharTokenizer, SymbolTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
 
 LETTERS = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,!", "<eod>"])

@@ -19,7 +19,7 @@ from transformer_xl.commands.report import Row, draw_losses, print_compressors, 
 from transformer_xl.commands.summary import metric
 from transformer_xl.commands.tables import JobRecord
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.units import unit_of
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Score

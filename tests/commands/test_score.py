@@ -25,7 +25,8 @@ from tests.model.kinds import config_of
 from transformer_xl.commands import command_line
 from transformer_xl.commands.score import check, score
 from transformer_xl.commands.score_printing import ScorePrinter, text_of
-from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference import texts

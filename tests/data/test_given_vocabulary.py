@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.data.building import build as building
+from transformer_xl.data.characters import CharTokenizer, RankedByteTokenizer, SymbolTokenizer
 from transformer_xl.data.corpus import Corpus, open_corpus
-from transformer_xl.data.tokenizer import CharTokenizer, RankedByteTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig, TextConfig
 from transformer_xl.errors import UserError

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from transformer_xl.data.building import build
+from transformer_xl.data.characters import RankedByteTokenizer
 from transformer_xl.data.corpus import Corpus, open_corpus
 from transformer_xl.data.sources.files import Cut, Sources
 from transformer_xl.data.sources.published import published_sources
-from transformer_xl.data.tokenizer import RankedByteTokenizer
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError

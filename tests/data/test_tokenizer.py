@@ -12,16 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.tokenizers_of_others import byte_fallback, learnt
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import (
     EOD,
     UNK,
-    ByteTokenizer,
-    CharTokenizer,
     EncodeError,
     LearnSettings,
     Part,
-    RankedByteTokenizer,
-    SymbolTokenizer,
     Tokenizer,
     after_blank,
     character_border,
@@ -268,7 +265,7 @@ def test_a_text_with_few_blanks_is_none_for_words() -> None:
     assert CharTokenizer.unfit("x" * 99) is None
 
 
-@pytest.mark.parametrize("name", [*KINDS, *MORE])
+@pytest.mark.parametrize("name", sorted({*KINDS, *MORE} - {"moses"}))  # a rule of Moses may join what is written
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_ids_written_one_by_one_are_what_decoding_all_gives(name: str, data: st.DataObject) -> None:

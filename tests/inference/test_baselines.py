@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.data.made_up import MadeUp
-from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, RankedByteTokenizer, Tokenizer
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
 

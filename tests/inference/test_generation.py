@@ -13,7 +13,8 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import model_of
 from tests.model.tiny import V
-from transformer_xl.data.tokenizer import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.continuation import first_tokens

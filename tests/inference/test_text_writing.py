@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizer import ByteTokenizer
+from transformer_xl.data.characters import ByteTokenizer
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.inference.text_writing import Growing, NumberWriter, StopFinder, TextWriter
 

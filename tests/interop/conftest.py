@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model_config
-from transformer_xl.data.tokenizer import CharTokenizer
+from transformer_xl.data.characters import CharTokenizer
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 

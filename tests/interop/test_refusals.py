@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.interop.checkpoints import checkpoint_of, write_checkpoint
-from transformer_xl.data.tokenizer import CharTokenizer
+from transformer_xl.data.characters import CharTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, save_model

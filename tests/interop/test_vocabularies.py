@@ -20,7 +20,7 @@ import torch
 
 import tests.interop.published_code as code
 from tests.interop.test_transformers_format import DATA
-from transformer_xl.data.tokenizer import CharTokenizer
+from transformer_xl.data.characters import CharTokenizer
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model

@@ -12,7 +12,8 @@ from transformer_xl.commands.closed_pipe import discard_output, is_terminal, not
 from transformer_xl.commands.score import STANDARD_INPUT, check_carried
 from transformer_xl.commands.score_printing import ScorePrinter
 from transformer_xl.commands.sources import Source, find_source
-from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer
+from transformer_xl.data.characters import SymbolTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import CorpusConfig
 from transformer_xl.errors import Stopped, UserError
 from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, resolved_lengths

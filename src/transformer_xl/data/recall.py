@@ -10,8 +10,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.lanes import NOT_COUNTED, Fingerprint, Segment
-from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer
+from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.errors import UserError
 

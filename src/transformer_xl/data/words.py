@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transformer_xl import registry
+from transformer_xl.data.characters import ListedTokenizer
 from transformer_xl.data.tokenizer import (
     UNK,
     Decoder,
     Encoded,
     LearnSettings,
-    ListedTokenizer,
     Part,
     Tokenizer,
     character_border,

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.tokenizer import UNK, CharTokenizer, RankedByteTokenizer, Tokenizer, tokenizer_from_json
+from transformer_xl.data.characters import CharTokenizer, RankedByteTokenizer
+from transformer_xl.data.tokenizer import UNK, Tokenizer, tokenizer_from_json
 from transformer_xl.data.words import EOS, SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError, atomic_write, first_line
 from transformer_xl.interop.native import naming, read_json, write_json

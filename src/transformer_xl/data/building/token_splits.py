@@ -17,8 +17,9 @@ from transformer_xl.data.building.splitting import between, by_shares, share_of
 from transformer_xl.data.building.text import Stretch, total_size
 from transformer_xl.data.building.token_reading import TokenChunk, read_tokens
 from transformer_xl.data.building.writing import START_DTYPE, Written, token_dtype, write_tokens
+from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.sources.files import SPLITS, Cut, Origin, Sources
-from transformer_xl.data.tokenizer import SymbolTokenizer, Tokenizer, load_vocabulary
+from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 

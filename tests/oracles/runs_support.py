@@ -170,11 +170,11 @@ def main_of(command: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def call(command: str, *arguments: str, stdin: str = "") -> Result:
-    """Call a command's main function with arguments, as its script does."""
+def call(command: str, *arguments: str, stdin: str = "", program: str | None = None) -> Result:
+    """Call a command's main function with arguments, as its script does, or a program of another name."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = sys.argv, sys.stdin
-    sys.argv = [str(REPOSITORY / f"{command}.py"), *arguments]
+    sys.argv = [program or str(REPOSITORY / f"{command}.py"), *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
     status = 0
     try:

@@ -12,7 +12,7 @@ import torch
 
 from tests.oracles import recorded
 
-MODULES = ["corpora", "initial_weights", "run_folders", "small_runs"]
+MODULES = ["corpora", "inference", "initial_weights", "run_folders", "small_runs"]
 
 
 def main() -> None:

@@ -19,6 +19,11 @@ from transformer_xl.settings import parse, plain, replace
 _OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
 """What runs did before there was a setting for it, which their folders therefore lack."""
 
+_GONE = {
+    "trainer": ("barebones", "default_root_dir", "reload_dataloaders_every_n_epochs", "use_distributed_sampler"),
+}
+"""Settings of older runs that are none any more; evaluation and generation read those runs all the same."""
+
 
 def resumed_config(
     folder: Path,
@@ -136,7 +141,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _with_newer_settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """Add the settings that have come since a run was started; each as runs did before."""
+    """Add the settings that have come since a run was started, each as runs did before; leave out those that went."""
+    for group, names in _GONE.items():
+        if isinstance(saved.get(group), dict):
+            saved[group] = {name: value for name, value in saved[group].items() if name not in names}
     for key, value in _OF_OLDER_RUNS.items():
         node: Any = saved
         *groups, name = key.split(".")

@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
     "documents by hash": Case(records(), ["data.tokenizer=char", "data.split=hash", "data.valid_fraction=0.2"]),
     "documents, shuffled": Case(records(), ["data.order=shuffled"], 5, 2),
     "documents without ends": Case(records(), ["data.end_of_document=false", "data.tokenizer=char"]),
-    "records as one text": Case(records(), ["data.documents=none", "data.tokenizer=word"]),
+    "records as one text": Case(records(), ["data.documents=none", "data.reset_memory=never", "data.tokenizer=word"]),
     "a table": Case(table, ["data.tokenizer=word"], 3),
     "columns": Case(columns, ["data.tokenizer=char"], 3, 2),
     "blank lines": Case(blank_lines, []),

@@ -21,14 +21,13 @@ LAYERS = [
         "registry",
         "settings",
         "scores",
-        "sealing",
         "hub",
     },
     {"model", "data"},
     {"training", "inference", "interop"},
     {
         *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
-        *("resume_rules", "resuming", "checkpoint_fit", "freed_memory", "placement"),
+        *("resume_rules", "resuming", "freed_memory", "placement"),
     },
     {"commands"},
 ]

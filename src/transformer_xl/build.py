@@ -126,7 +126,6 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan,
         eval_config=config.eval,
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
-        skips_nonfinite=config.callbacks.nonfinite.action == "skip",
         identity={
             "format_version": CHECKPOINT_FORMAT,
             "config": plain(config),

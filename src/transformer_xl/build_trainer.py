@@ -29,10 +29,8 @@ from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.callbacks.sample import Samples
 from transformer_xl.training.callbacks.weight_average import WeightAverage
 from transformer_xl.training.checkpoint_file import CheckpointFile
-from transformer_xl.training.divergence import Divergence
 from transformer_xl.training.figures import StepFigures
 from transformer_xl.training.lightning_signals import leave_signals_alone
-from transformer_xl.training.nonfinite import NonFiniteSteps
 from transformer_xl.training.signals import StopSignals
 from transformer_xl.training.stops import Stops
 
@@ -89,7 +87,6 @@ def make_callbacks(
     """Make what runs beside training."""
     units = units_of(data)
     console = Console(highlight=False)
-    nonfinite, divergence = config.callbacks.nonfinite, config.callbacks.divergence
     step_flops = model.step_flops(
         batch_size=config.data.batch_size,
         segment_len=config.data.segment_len,
@@ -110,9 +107,6 @@ def make_callbacks(
         tokens_after=datamodule.tokens_after,
         units=units,
         figures=figures,
-        nonfinite=NonFiniteSteps(skips=nonfinite.action == "skip", max_in_a_row=nonfinite.max_in_a_row, folder=folder),
-        divergence=Divergence(nats=divergence.nats, steps=divergence.steps),
-        announce=lambda line: console.print(line, soft_wrap=True, markup=False),
     )
     others: list[Callback] = [Heartbeat(signals)]
     if config.trainer.enable_progress_bar:

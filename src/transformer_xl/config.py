@@ -319,25 +319,11 @@ class CheckpointConfig(Settings):
 
     every_n_train_steps: Count
     keep: Count
-    save_memory: Literal["float32", "bfloat16", "none"]
-
-
-class NonfiniteConfig(Settings):
-    """What happens when a gradient is not a finite number; `skip` ends the run after so many steps in a row."""
-
-    action: Literal["stop", "skip"]
-    max_in_a_row: Count
-
-
-class DivergenceConfig(Settings):
-    """A training loss so far above its best for so many steps is named in the log."""
-
-    nats: Amount
-    steps: Count
+    save_memory: bool
 
 
 class ThroughputConfig(Settings):
-    """Peak of the devices together, operations per second; null: measured once on this machine."""
+    """Peak of the devices together, operations per second; null: that of known GPUs."""
 
     peak_flops: Annotated[float, Field(ge=1)] | None
 
@@ -379,8 +365,6 @@ class CallbacksConfig(Settings):
     """What runs beside training."""
 
     checkpoint: CheckpointConfig
-    nonfinite: NonfiniteConfig
-    divergence: DivergenceConfig
     throughput: ThroughputConfig
     sample: SampleConfig
     memory_gain: MemoryGainConfig

@@ -8,26 +8,11 @@ from typing import Any, NamedTuple
 
 from transformer_xl.config import Config
 from transformer_xl.errors import DamagedError, UserError
-from transformer_xl.interop.native import read_checkpoint
+from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
 from transformer_xl.resume_rules import Change, who_may_change
 from transformer_xl.settings import plain
 from transformer_xl.training.checkpoint_file import LAST, step_checkpoints
-from transformer_xl.training.saved_memory import ROUNDED_FROM
 
-_PARTS: dict[str, tuple[type, ...]] = {
-    "pytorch-lightning_version": (str,),
-    "epoch": (int,),
-    "global_step": (int,),
-    "loops": (dict,),
-    "callbacks": (dict,),
-    "optimizer_states": (list,),
-    "lr_schedulers": (list,),
-    "schedule": (dict,),
-    "train_memory": (dict, type(None)),
-    "run_id": (str,),
-    "data_checksum": (str,),
-}
-"""What a resume needs besides what every checkpoint has."""
 _NAMED = 3
 """Differences that a message names."""
 
@@ -66,7 +51,11 @@ def newest_checkpoint(folder: Path) -> Found | None:
         except DamagedError as error:
             problems.append(str(error))
             continue
-        _check_parts(path, contents)
+        if contents["format_version"] != CHECKPOINT_FORMAT:
+            raise UserError(
+                f"{path} has checkpoint format {contents['format_version']}, and this version goes on from "
+                f"{CHECKPOINT_FORMAT} only: start a new run from its weights with init_from={folder}"
+            )
         if path != last and not problems:
             problems.append(f"{last} is missing")
         return Found(path, contents, f"{'; '.join(problems)}: going on from {path.name}" if problems else None)
@@ -75,27 +64,14 @@ def newest_checkpoint(folder: Path) -> Found | None:
     return None
 
 
-def _check_parts(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    missing = [name for name in _PARTS if name not in checkpoint]
-    if missing:
-        raise UserError(f"{path} cannot be resumed: it lacks {', '.join(missing)}")
-    wrong = [name for name, kinds in _PARTS.items() if type(checkpoint[name]) not in kinds]
-    if wrong:
-        raise UserError(f"{path} cannot be resumed: its {', '.join(wrong)} is of another type than this program writes")
-    if checkpoint["global_step"] < 0:
-        raise UserError(f"{path} cannot be resumed: its global_step is {checkpoint['global_step']}")
-
-
 def memory_note(checkpoint: Mapping[str, Any]) -> str | None:
     """Say in one line how the lanes' memory is not what it was at the checkpoint's step; None: it is."""
     memory = checkpoint["train_memory"]
     if memory is None:
         return (
-            "the checkpoint holds no memory (callbacks.checkpoint.save_memory=none): every lane starts with "
+            "the checkpoint holds no memory (callbacks.checkpoint.save_memory=false): every lane starts with "
             "an empty one"
         )
-    if ROUNDED_FROM in memory:
-        return "the checkpoint's memory was rounded to bfloat16 (callbacks.checkpoint.save_memory=bfloat16)"
     return None
 
 

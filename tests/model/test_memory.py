@@ -11,7 +11,6 @@ from torch import Tensor
 from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
 from transformer_xl.model.memory import (
     HiddenMemory,
-    StateMemory,
     join_lanes,
     memory_from_state_dict,
     next_memory,
@@ -154,30 +153,3 @@ def test_state_survives_a_checkpoint_that_can_hold_no_code(tmp_path: Path) -> No
     assert torch.equal(read.length_B, memory.length_B)
     assert read.mem_len == memory.mem_len
     assert read.batch_size == 2
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_lanes_with_a_number_that_is_not_finite_are_emptied(value: float) -> None:
-    rows_LBMD = torch.randn(L, 3, 4, D)
-    rows_LBMD[1, 1, 2, 5] = value
-    memory = HiddenMemory(hidden_LBMD=rows_LBMD, length_B=torch.tensor([4, 4, 3]), mem_len=4)
-    after = memory.without_nonfinite()
-    assert type(after) is type(memory)
-    assert after.length_B.tolist() == [4, 0, 3]
-    assert after.mem_len == 4
-    assert torch.equal(after.rows[:, 0], rows_LBMD[:, 0])
-    assert not after.rows[:, 1].any()
-    assert torch.equal(after.rows[:, 2, 1:], rows_LBMD[:, 2, 1:])
-
-
-def test_states_with_a_number_that_is_not_finite_are_zeroed() -> None:
-    state_KLBD = torch.randn(2, L, 3, D)
-    expected = state_KLBD.clone()
-    expected[:, :, 1] = 0
-    state_KLBD[1, 0, 1, 3] = torch.nan
-    after = StateMemory(state_KLBD=state_KLBD, mem_len=1).without_nonfinite()
-    assert torch.equal(after.state_KLBD, expected)
-
-
-def test_an_empty_memory_is_finite() -> None:
-    assert tiny_model().empty_memory(2).without_nonfinite().length_B.tolist() == [0, 0]

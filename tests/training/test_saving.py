@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
 import random
 import shutil
@@ -11,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import REPOSITORY, TINY_MODEL, Outcome, read_values, tiny_overrides
-from transformer_xl import checkpoint_fit, resuming
-from transformer_xl.config import Config
+from tests.conftest import REPOSITORY, Outcome, read_values, tiny_overrides
+from transformer_xl import resuming
 from transformer_xl.errors import DamagedError, UserError
-from transformer_xl.interop import native
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
-from transformer_xl.model.memory import HiddenMemory, Memory, StateMemory
-from transformer_xl.sealing import SEALED
-from transformer_xl.training import saved_memory
-from transformer_xl.training.callbacks.checkpoint import Checkpoints
 from transformer_xl.training.checkpoint_file import CheckpointFile, link
 
 Run = Callable[..., Outcome]
@@ -130,7 +122,8 @@ def checkpoint_path(stopped: Outcome) -> Path:
     return stopped.folder / "checkpoints" / "last.ckpt"
 
 
-def test_every_changed_bit_is_found(checkpoint_path: Path) -> None:
+def test_no_changed_bit_changes_a_number_silently(checkpoint_path: Path) -> None:
+    whole = read_checkpoint(checkpoint_path)
     size = checkpoint_path.stat().st_size
     draw = random.Random(1)
     places = [*range(0, 8), *range(size - 40, size), *(draw.randrange(size) for _ in range(150))]
@@ -139,8 +132,12 @@ def test_every_changed_bit_is_found(checkpoint_path: Path) -> None:
         damaged = checkpoint_path.with_name("damaged.ckpt")
         shutil.copy(checkpoint_path, damaged)
         flip_bit(damaged, place)
-        with pytest.raises(DamagedError, match=r"damaged\.ckpt is damaged"):
-            read_checkpoint(damaged)
+        try:
+            contents = read_checkpoint(damaged)
+        except DamagedError as error:
+            assert "damaged.ckpt is damaged" in str(error)
+        else:  # padding between tensors, or a date
+            assert_equal(contents, whole)
 
 
 def test_a_cut_off_checkpoint_is_found(checkpoint_path: Path) -> None:
@@ -149,13 +146,6 @@ def test_a_cut_off_checkpoint_is_found(checkpoint_path: Path) -> None:
         checkpoint_path.write_bytes(whole[:length])
         with pytest.raises(DamagedError, match=r"last\.ckpt is damaged"):
             read_checkpoint(checkpoint_path)
-
-
-def test_any_reader_of_such_archives_reads_a_checkpoint(checkpoint_path: Path) -> None:
-    contents = torch.load(checkpoint_path, weights_only=True)
-    mapped = torch.load(checkpoint_path, weights_only=True, mmap=True)
-    assert_equal(contents["state_dict"], mapped["state_dict"])
-    assert contents["global_step"] == 4
 
 
 @pytest.mark.parametrize(
@@ -197,7 +187,7 @@ def test_a_run_that_fell_back_keeps_nothing_newer_than_where_it_went_on(tiny_run
 
 def test_what_a_killed_process_had_begun_is_cleared_away(tiny_run: Run, stopped: Outcome) -> None:
     for name in ("last", "best", "step-2"):
-        (stopped.folder / "checkpoints" / f"{name}.ckpt.tmp").write_bytes(b"half")
+        (stopped.folder / "checkpoints" / f".{name}.ckpt.0a.tmp").write_bytes(b"half")
     assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=5", base=False).status == 0
     assert not list(stopped.folder.rglob("*.tmp"))
 
@@ -232,17 +222,28 @@ def test_a_run_without_checkpoints_is_told_apart_from_a_damaged_one(tmp_path: Pa
     assert resuming.newest_checkpoint(tmp_path) is None
 
 
-def test_a_newer_format_is_refused_with_both_numbers_and_not_passed_over(
-    tiny_run: Run, stopped: Outcome, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("version", [CHECKPOINT_FORMAT - 1, CHECKPOINT_FORMAT + 1])
+def test_a_run_of_another_version_is_refused_with_it(
+    tiny_run: Run, stopped: Outcome, capsys: pytest.CaptureFixture[str], version: int
 ) -> None:
-    contents = stopped.checkpoint()
-    write_checkpoint(stopped.folder, {**contents, "format_version": CHECKPOINT_FORMAT + 1})
+    path = stopped.folder / "checkpoints" / "last.ckpt"
+    CheckpointFile().save_checkpoint({**stopped.checkpoint(), "format_version": version}, path)
     capsys.readouterr()
     assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=6", base=False).status == 2
     error = capsys.readouterr().err
-    assert f"format {CHECKPOINT_FORMAT + 1}" in error
-    assert f"reads {CHECKPOINT_FORMAT}" in error
+    assert f"format {version}" in error
     assert error.count("\n") == 1
+
+
+def test_a_checkpoint_with_a_weight_too_many_is_refused(
+    tiny_run: Run, stopped: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = stopped.checkpoint()
+    contents["state_dict"]["model.extra"] = torch.ones(2)
+    CheckpointFile().save_checkpoint(contents, stopped.folder / "checkpoints" / "last.ckpt")
+    capsys.readouterr()
+    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=6", base=False).status == 2
+    assert "model.extra" in capsys.readouterr().err
 
 
 def test_a_damaged_best_checkpoint_is_not_evaluated(stopped: Outcome) -> None:
@@ -251,199 +252,10 @@ def test_a_damaged_best_checkpoint_is_not_evaluated(stopped: Outcome) -> None:
         load_model(stopped.folder)
 
 
-def write_checkpoint(folder: Path, contents: dict[str, Any]) -> None:
-    """Put another `last.ckpt` in the place of a run's, the only one it has."""
-    for path in (folder / "checkpoints").glob("*.ckpt"):
-        path.unlink()
-    CheckpointFile().save_checkpoint(
-        {name: value for name, value in contents.items() if name != SEALED}, folder / "checkpoints" / "last.ckpt"
-    )
-
-
 # --- what does not belong ---
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (["model.d_model=32"], ["is of another run", "model.d_model is 32 in it and 16 here"]),
-        (["optimizer=sgd"], ["is of another run", "optimizer.kind is 'sgd' in it and 'adam' here"]),
-        (["data.tokenizer=char"], ["data.tokenizer 'byte' gives another vocabulary"]),
-        (["model.n_layer=1"], ["is of another run", "model.n_layer is 1 in it and 2 here"]),
-        (["seed=7"], ["is of another run", "seed is 7 in it and 1 here"]),
-    ],
-    ids=lambda value: value[0] if value else "",
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str], other: list[str], words: list[str]
-) -> None:
-    first = tiny_run("trainer.max_steps=1", "scheduler.total_steps=6", name="first")
-    second = tiny_run("trainer.max_steps=1", "scheduler.total_steps=6", *other, name="second")
-    assert second.status == 0
-    shutil.copy(second.folder / "checkpoints" / "last.ckpt", first.folder / "checkpoints" / "last.ckpt")
-    capsys.readouterr()
-    assert tiny_run(f"resume={first.folder}", "trainer.max_steps=2", base=False).status == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(word in error for word in words), error
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["optimizer=sgd", "optimizer.momentum=0"],
-        ["optimizer=sgd", "optimizer.momentum=0.9"],
-        ["optimizer=adamw", "trainer.precision=bf16-true"],
-        ["scheduler=plateau", "trainer.precision=64-true", "callbacks.weight_average.start_step=2"],
-        ["data.tokenizer=word", "model.cutoffs=[4,20]", "model.div_val=2", "trainer.precision=bf16-mixed"],
-        ["model.mem_len=0", "data.lane_chunks=2", "trainer.accumulate_grad_batches=2"],
-    ],
-    ids=lambda settings: settings[0],
-)
-def test_a_runs_own_checkpoint_fits_it(tiny_run: Run, settings: list[str]) -> None:
-    stopped = tiny_run("trainer.max_steps=3", "scheduler=constant", *settings)
-    assert stopped.status == 0
-    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=4", base=False).status == 0
-    assert stopped.checkpoint()["global_step"] == 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Resume:
-    """A run about to go on: what its checkpoint is compared with."""
-
-    checkpoint: dict[str, Any]
-    parts: dict[str, Any]
-
-    def refusal(self, checkpoint: dict[str, Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-        """Give the sentence that a changed checkpoint ends in; none where it is taken."""
-        path = folder / "checkpoints" / "last.ckpt"
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        monkeypatch.setattr(native, "read_torch", lambda path: checkpoint)
-        try:
-            found = resuming.newest_checkpoint(folder)
-            assert found is not None
-            config: Config = self.parts["config"]
-            resuming.check_belongs(path, found.contents, config)
-            checkpoint_fit.check_fits(path, found.contents, **self.parts)
-        except UserError as error:
-            sentence = str(error)
-        else:
-            return ""
-        assert sentence.startswith(str(path))
-        assert "\n" not in sentence
-        return sentence
-
-
-@pytest.fixture
-def resume(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> Resume:
-    first = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6")
-    held: list[Resume] = []
-
-    def hold(path: Path, checkpoint: dict[str, Any], **parts: Any) -> None:
-        held.append(Resume(first.checkpoint(), parts))
-        raise UserError("held")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_fit, "check_fits", hold)
-        assert tiny_run(f"resume={first.folder}", "trainer.max_steps=6", base=False).status == 2
-    (resume,) = held
-    return resume
-
-
-def places_in(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in items:
-        yield (*before, key)
-        yield from places_in(child, (*before, key))
-
-
-def changed(checkpoint: dict[str, Any], place: tuple[Any, ...], value: object = None) -> dict[str, Any]:
-    """Copy a checkpoint with another value at one place, or without what is there."""
-    result = copy.deepcopy(checkpoint)
-    *way, last = place
-    node: Any = result
-    for key in way:
-        node = node[key]
-    if value is None:
-        del node[last]
-    else:
-        node[last] = value
-    return result
-
-
 UNREAD = ("loops", "validate_loop"), ("loops", "test_loop"), ("loops", "predict_loop"), ("callbacks", "Checkpoints")
-
-
-def needed_places(checkpoint: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Every place of a checkpoint that a resume reads, but for most of the vocabulary and of the weights."""
-    names = list(checkpoint["state_dict"])
-    places = []
-    for place in places_in(checkpoint):
-        if place[0] in (SEALED, "config", "vocabulary") and len(place) > 1:
-            continue
-        if place[0] == "state_dict" and len(place) > 1 and place[1] not in (names[0], names[-1]):
-            continue
-        if place[:3] == ("optimizer_states", 0, "state") and len(place) > 3 and place[3] not in (0, 27):
-            continue
-        if place[:2] in UNREAD or place == (SEALED,):
-            continue
-        places.append(place)
-    return places
-
-
-def test_a_checkpoint_that_lacks_any_part_is_refused_in_one_sentence(
-    resume: Resume, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert resume.refusal(resume.checkpoint, monkeypatch, tmp_path) == ""
-    places = needed_places(resume.checkpoint)
-    assert len(places) > 150
-    taken = [p for p in places if not resume.refusal(changed(resume.checkpoint, p), monkeypatch, tmp_path)]
-    assert taken == []
-
-
-@pytest.mark.parametrize("value", ["text", [1], {"a": 1}, torch.zeros(3, 5)], ids=lambda value: type(value).__name__)
-def test_a_part_of_another_type_is_refused_in_one_sentence(
-    resume: Resume, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: object
-) -> None:
-    taken = []
-    for place in needed_places(resume.checkpoint):
-        present: Any = resume.checkpoint
-        for key in place:
-            present = present[key]
-        is_other = type(present) is not type(value) or isinstance(value, Tensor)
-        is_other &= present is not None
-        if is_other and not resume.refusal(changed(resume.checkpoint, place, value), monkeypatch, tmp_path):
-            taken.append(place)
-    assert taken == []
-
-
-def test_a_checkpoint_without_this_programs_callbacks_is_refused(
-    resume: Resume, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    name = Checkpoints.__qualname__
-    sentence = resume.refusal(changed(resume.checkpoint, ("callbacks", name)), monkeypatch, tmp_path)
-    assert f"callbacks.{name}" in sentence
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hidden_LBMD": torch.zeros(2, 3, 7, 16)}, "(2, 3, 7, 16), and must have (2, 4, 7, 16)"),
-        ({"hidden_LBMD": torch.zeros(2, 4, 9, 16)}, "9 slots"),
-        ({"hidden_LBMD": torch.zeros(2, 4, 7, 16, dtype=torch.float64)}, "torch.float64"),
-        ({"length_B": torch.tensor([7, 7, 7, 8])}, "lengths"),
-        ({"mem_len": 9}, "mem_len 9"),
-        ({"kind": "state"}, "is no memory"),
-        ({"kind": "state", "state_KLBD": torch.zeros(1, 2, 4, 16)}, "is no memory"),
-    ],
-    ids=["lanes", "slots", "type", "lengths", "mem_len", "kind", "other kind"],
-)
-def test_a_memory_that_does_not_fit_is_refused(
-    resume: Resume, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    memory = {**resume.checkpoint["train_memory"], **changes}
-    assert words in resume.refusal({**resume.checkpoint, "train_memory": memory}, monkeypatch, tmp_path)
 
 
 # --- killed, or without room, while it writes ---
@@ -633,86 +445,6 @@ def test_two_processes_end_when_the_first_cannot_save(text_file: Path, tmp_path:
 # --- memory ---
 
 
-def memories() -> list[Memory]:
-    rows, length_B = torch.randn(2, 3, 5, 4), torch.tensor([5, 2, 0])
-    return [
-        HiddenMemory(hidden_LBMD=rows, length_B=length_B, mem_len=5),
-        StateMemory(state_KLBD=torch.randn(2, 2, 3, 4), mem_len=1),
-    ]
-
-
-@pytest.mark.parametrize("memory", memories(), ids=lambda memory: memory.kind)
-@pytest.mark.parametrize("rounded", [False, True])
-def test_a_packed_memory_comes_back(memory: Memory, rounded: bool) -> None:
-    back = saved_memory.unpacked(saved_memory.packed(memory, rounded=rounded))
-    assert type(back) is type(memory)
-    for name, value in memory.state_dict().items():
-        found = back.state_dict()[name]
-        if isinstance(value, Tensor) and value.is_floating_point() and rounded:
-            assert found.dtype == value.dtype
-            assert torch.equal(found, value.to(torch.bfloat16).to(value.dtype))
-            assert not torch.equal(found, value)
-        else:
-            assert_equal(found, value)
-
-
-@pytest.mark.parametrize("memory", memories(), ids=lambda memory: memory.kind)
-def test_a_packed_memory_holds_nothing_but_its_lanes(memory: Memory) -> None:
-    wide = memory.state_dict()
-    views = {
-        name: torch.cat([value, value])[: len(value)] if isinstance(value, Tensor) else value
-        for name, value in wide.items()
-    }
-    view = saved_memory.memory_from_state_dict(views)
-    for value in saved_memory.packed(view, rounded=False).values():
-        if isinstance(value, Tensor):
-            assert value.untyped_storage().nbytes() == value.nbytes
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "txl_base",
-        pytest.param("lstm", marks=pytest.mark.slow),
-        pytest.param("transformer_rope", marks=pytest.mark.slow),
-    ],
-)
-def test_memory_is_saved_as_asked_for(
-    tiny_run: Run, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    sizes = ["model.n_layer=2", "model.d_model=16"] if kind == "lstm" else TINY_MODEL
-    others = [override for override in tiny_overrides(text_file, tmp_path) if not override.startswith("model.")]
-    base = [f"model={kind}", *sizes, *others, "data.lane_chunks=2", "trainer.log_every_n_steps=1"]
-    whole = tiny_run(*base, base=False, name="whole")
-    assert whole.status == 0
-    expected = whole.values("train/loss")
-    for form in ("float32", "bfloat16", "none"):
-        setting = f"callbacks.checkpoint.save_memory={form}"
-        few = ["trainer.max_steps=3", "scheduler.total_steps=6"]
-        stopped = tiny_run(*base, *few, setting, base=False, name=form)
-        memory = stopped.checkpoint()["train_memory"]
-        floats = (
-            []
-            if memory is None
-            else [v.dtype for v in memory.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        )
-        assert floats == {"float32": [torch.float32], "bfloat16": [torch.bfloat16], "none": []}[form]
-        capsys.readouterr()
-        assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=6", base=False).status == 0
-        notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note     the checkpoint")]
-        losses = read_values(stopped.folder, "train/loss")
-        if form == "float32":
-            assert losses == expected
-            assert notes == []
-        elif form == "bfloat16":
-            assert losses != expected
-            assert losses == pytest.approx(expected, abs=2e-3)
-            assert "rounded to bfloat16" in notes[0]
-        else:
-            assert losses[4] != expected[4]
-            assert "holds no memory" in notes[0]
-
-
 def test_memory_of_float64_is_saved_in_full(tiny_run: Run) -> None:
     outcome = tiny_run("trainer.precision=64-true")
     assert outcome.checkpoint()["train_memory"]["hidden_LBMD"].dtype == torch.float64
@@ -721,21 +453,9 @@ def test_memory_of_float64_is_saved_in_full(tiny_run: Run) -> None:
 def test_a_run_without_saved_memory_starts_every_lane_with_an_empty_one(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6", "callbacks.checkpoint.save_memory=none")
+    stopped = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6", "callbacks.checkpoint.save_memory=false")
     again = tiny_run(
-        f"resume={stopped.folder}", "trainer.max_steps=4", "callbacks.checkpoint.save_memory=float32", base=False
+        f"resume={stopped.folder}", "trainer.max_steps=4", "callbacks.checkpoint.save_memory=true", base=False
     )
     assert again.status == 0
     assert stopped.checkpoint()["train_memory"]["length_B"].tolist() == [5] * 4  # what one segment left
-
-
-def test_rounded_memory_makes_the_file_smaller(tiny_run: Run) -> None:
-    sizes = {}
-    for form in ("float32", "bfloat16", "none"):
-        outcome = tiny_run(
-            f"callbacks.checkpoint.save_memory={form}", "model.mem_len=100", "trainer.max_steps=20", name=form
-        )
-        sizes[form] = (outcome.folder / "checkpoints" / "last.ckpt").stat().st_size
-    memory = 2 * 4 * 100 * 16
-    assert sizes["float32"] - sizes["bfloat16"] == pytest.approx(2 * memory, abs=1000)
-    assert sizes["bfloat16"] - sizes["none"] == pytest.approx(2 * memory, abs=1000)

@@ -16,6 +16,7 @@ from transformer_xl.plan import Plan
 from transformer_xl.resuming import memory_note
 from transformer_xl.settings import SchedulerConfig
 from transformer_xl.training.callbacks.checkpoint import Checkpoints, validation_is_due
+from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import CosineConfig, Schedule
 
 
@@ -47,6 +48,22 @@ def refuse_other_data(checkpoint: Mapping[str, Any], data: Dataset, plan: Plan, 
             f"data.tokenizer {getattr(config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
             f"that {of_run} was trained with: start a new run"
         )
+
+
+def refuse_other_weights(path: Path, checkpoint: Mapping[str, Any], module: LanguageModule) -> None:
+    """Refuse a checkpoint whose weights are not those of the run's network, before Lightning loads it.
+
+    Raises:
+        UserError: the first weight that differs.
+    """
+    theirs = {name: tuple(tensor.shape) for name, tensor in checkpoint["state_dict"].items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    for name in [*ours, *theirs]:
+        if theirs.get(name) != ours.get(name):
+            raise UserError(
+                f"{path} cannot be resumed: its weight {name} is {theirs.get(name, 'missing')}, and the run's is "
+                f"{ours.get(name, 'missing')}"
+            )
 
 
 def resumed_lines(

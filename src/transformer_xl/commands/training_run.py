@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig
 from rich.console import Console
 
-from transformer_xl import build, build_trainer, checkpoint_fit, devices, init_from, run_config
+from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.commands import going_on, out_of_memory, ranks, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
@@ -116,9 +116,7 @@ class TrainingRun:
         )
         trainer = build_trainer.make_trainer(config, plan, callbacks, folder=self.folder)
         if beginning.checkpoint is not None and beginning.checkpoint_path is not None:
-            checkpoint_fit.check_fits(
-                beginning.checkpoint_path, beginning.checkpoint, config=config, module=module, trainer=trainer
-            )
+            going_on.refuse_other_weights(beginning.checkpoint_path, beginning.checkpoint, module)
         self.summary.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.summary.data_checksum = data.fingerprint.sha256
         return _Parts(data, plan, datamodule, module, callbacks, trainer, begins_trained)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,11 @@ from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
-from transformer_xl.sealing import SEALED, check_seal
 from transformer_xl.settings import plain, replace
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
+_READABLE_FORMATS = (2, 3)
+"""Of which a model can be loaded; runs of 2, before the redesign, cannot go on."""
 FORMAT = "transformer_xl"
 _FORMAT_VERSION = 2
 MODEL_PREFIX = "model."
@@ -99,7 +101,7 @@ def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]
         UserError: with both format numbers, or what is missing.
     """
     version = checkpoint["format_version"]
-    if type(version) is not int or version != CHECKPOINT_FORMAT:
+    if type(version) is not int or version not in _READABLE_FORMATS:
         written = " ".join(repr(version).split())[:100]
         raise UserError(f"{path} has checkpoint format {written}, and this version reads {CHECKPOINT_FORMAT}")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
@@ -229,7 +231,8 @@ def read_torch(path: Path) -> Any:
         DamagedError: it is empty, cut off, or has other bytes than were written.
         UserError: it holds code, or something else than `torch.save` writes.
     """
-    is_sealed = check_seal(path)
+    if zipfile.is_zipfile(path):  # torch itself notices no changed bit
+        _refuse_damaged(path)
     try:
         with torch.serialization.safe_globals(_RECORDS):
             contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -239,11 +242,20 @@ def read_torch(path: Path) -> Any:
         refused = _CODE.search(str(error))
         if refused is not None:
             raise UserError(_holds_code(path, refused[1])) from error
-        kind = UserError if is_sealed else DamagedError
-        raise kind(f"{path} is damaged, or no checkpoint of plain tensors and containers") from error
-    if isinstance(contents, dict) and SEALED in contents and not is_sealed:
-        raise DamagedError(f"{path} is damaged: its end is missing")
+        raise DamagedError(f"{path} is damaged, or no checkpoint of plain tensors and containers") from error
     return contents
+
+
+def _refuse_damaged(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # whatever a damaged header makes it stumble over
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise DamagedError(f"{path} is damaged: {first_line(error)}") from error
+    if damaged is not None:
+        raise DamagedError(f"{path} is damaged: {damaged} does not hold the bytes that were written")
 
 
 def _holds_code(path: Path, name: str) -> str:

@@ -48,10 +48,6 @@ class Memory(ABC):
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the memory of which `state_dict` gave this."""
 
-    @abstractmethod
-    def without_nonfinite(self) -> Self:
-        """Give the same memory with each lane emptied that holds an infinity or NaN; the host waits for nothing."""
-
     @classmethod
     @abstractmethod
     def join(cls, memories: Sequence[Self]) -> Self:
@@ -117,11 +113,6 @@ class SlotMemory(Memory):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         return cls(**{name: value for name, value in state.items() if name != "kind"})
-
-    def without_nonfinite(self) -> Self:
-        """Give the same memory with length 0 for each lane that holds an infinity or NaN."""
-        is_finite_B = self.rows.isfinite().all(dim=(0, 2, 3))
-        return replace(self, length_B=self.length_B * is_finite_B).zeroed()
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:
@@ -189,11 +180,6 @@ class StateMemory(Memory):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> StateMemory:
         return cls(state_KLBD=state["state_KLBD"], mem_len=state["mem_len"])
-
-    def without_nonfinite(self) -> StateMemory:
-        """Give the same memory with states of zeros for each lane that holds an infinity or NaN."""
-        is_finite_B = self.state_KLBD.isfinite().all(dim=(0, 1, 3))
-        return replace(self, state_KLBD=self.state_KLBD.masked_fill(~is_finite_B[:, None], 0))
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -14,11 +13,9 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
-from transformer_xl.errors import UserError
-from transformer_xl.sealing import SEALED, write_sealed
+from transformer_xl.errors import UserError, atomic_write
 
 LAST = "last.ckpt"
-_TEMPORARY = ".tmp"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -33,11 +30,8 @@ class CheckpointFile(CheckpointIO):
         """
         target = Path(path)
         try:
-            with _renamed(target) as temporary, temporary.open("wb") as file:
-                contents = {**checkpoint, SEALED: True}
-                write_sealed(file, lambda summed: torch.save(contents, summed))  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
+            with atomic_write(target, "wb") as file:
+                torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
             reason = error if isinstance(error, OSError) else error.__context__
             if not isinstance(reason, OSError):  # torch wraps what a file raises, without saying it
@@ -56,12 +50,14 @@ class CheckpointFile(CheckpointIO):
 
 def link(source: Path, target: Path) -> None:
     """Give a checkpoint a second name, in the place of what had it; no bytes are copied where links are possible."""
-    with _renamed(target) as temporary:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, temporary)
+    temporary = target.with_name(f".{target.name}.link.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+    temporary.unlink(missing_ok=True)  # where both were names of one file already, replacing does nothing
 
 
 def step_checkpoints(folder: Path) -> dict[int, Path]:
@@ -72,30 +68,8 @@ def step_checkpoints(folder: Path) -> dict[int, Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process had begun to write."""
-    for path in folder.glob(f"*.ckpt{_TEMPORARY}"):
+    for path in folder.glob(".*.ckpt.*.tmp"):
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _renamed(target: Path) -> Iterator[Path]:
-    temporary = target.with_name(target.name + _TEMPORARY)
-    try:
-        yield temporary
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)  # of a failure; or a link to the very file that has the name already
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the names of a folder's files on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_be_written(target: Path, reason: OSError, checkpoint: dict[str, Any]) -> str:

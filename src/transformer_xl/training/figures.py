@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Trainer
 
 from transformer_xl.scores import Unit
 from transformer_xl.training import names
-from transformer_xl.training.throughput import measured_peak_flops
 
 
 @dataclass
@@ -48,7 +48,7 @@ class StepFigures:
             max_steps: the last step, which has them too.
             tokens_after: tokens read after an optimizer step, over all lanes.
             flops_a_token: useful operations of training on one token.
-            peak_flops: operations a second of all devices together; None: measured when training starts.
+            peak_flops: operations per second of all devices together; None: those of known GPUs.
             clip: largest gradient norm; None: no clipping.
             unit: of training's loss.
         """
@@ -62,10 +62,11 @@ class StepFigures:
         self._window = _Window(since=0)
 
     def start(self, trainer: Trainer) -> None:
-        """Measure the device's peak where none was given."""
-        if self._peak_flops is None:
-            dtype = _matrix_dtype(str(trainer.precision))
-            self._peak_flops = measured_peak_flops(trainer.strategy.root_device, dtype) * trainer.world_size
+        """Look the devices' peak up where none was given; without one there is no MFU."""
+        device = trainer.strategy.root_device
+        if self._peak_flops is None and device.type == "cuda":
+            known = get_available_flops(device, _matrix_dtype(str(trainer.precision)))
+            self._peak_flops = None if known is None else float(known * trainer.world_size)
 
     def add_seconds(self, seconds: float) -> None:
         """Count the time that steps took."""
@@ -88,9 +89,10 @@ class StepFigures:
             names.GRADIENT_NORM: gradient_norm,
             names.LEARNING_RATE: lr,
             names.TOKENS_PER_SECOND: tokens_per_second,
-            names.MFU: self._flops_a_token * tokens_per_second / (self._peak_flops or math.nan),
             names.PROCESS_MEMORY: _process_peak_bytes(),
         }
+        if self._peak_flops is not None:
+            values[names.MFU] = self._flops_a_token * tokens_per_second / self._peak_flops
         if self._clip is not None:
             values[names.CLIPPED_SHARE] = window.clipped / (step - window.since)
         if device.type == "cuda":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,14 +17,13 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import LanguageModel, TokenLosses
-from transformer_xl.model.memory import Memory, join_lanes
+from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
 from transformer_xl.training import names, saved_memory
 from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.memory_gain import MemoryGain
 from transformer_xl.training.metrics import TokenLoss
-from transformer_xl.training.nonfinite import SCALED_PRECISION, leave_out_update, prepare_to_leave_out
 from transformer_xl.training.optim import Schedule, clip_by_norm
 
 
@@ -49,9 +48,8 @@ class LanguageModule(LightningModule):
         eval_config: EvalConfig,
         memory_gain_tokens: int,
         seed: int,
-        skips_nonfinite: bool,
         identity: dict[str, Any],
-        save_memory: Literal["float32", "bfloat16", "none"],
+        save_memory: bool,
     ) -> None:
         """Take the parts.
 
@@ -64,11 +62,9 @@ class LanguageModule(LightningModule):
             eval_config: how validation and test read.
             memory_gain_tokens: the most tokens of a validation that are read without memory too.
             seed: of dropout.
-            skips_nonfinite: whether a step whose loss or gradient is not finite changes nothing and goes on with
-                empty memory in the lanes that such numbers have reached.
             identity: plain containers that stand in every checkpoint beside the state: format version,
                 configuration, vocabulary.
-            save_memory: how checkpoints hold the lanes' memory: in full, rounded to bfloat16, or not at all.
+            save_memory: whether checkpoints hold the lanes' memory.
         """
         super().__init__()
         self.model = model
@@ -86,7 +82,6 @@ class LanguageModule(LightningModule):
         self._eval_config = eval_config
         self._seed = seed
         self._save_memory = save_memory
-        self._skips_nonfinite = skips_nonfinite
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_session: Stream | None = None
@@ -96,10 +91,7 @@ class LanguageModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""
         self._trained = list(self.parameters())  # once: to find them costs as much as the norm of small gradients
-        optimizer = self._make_optimizer()
-        if self._skips_nonfinite:
-            prepare_to_leave_out(optimizer)
-        return optimizer
+        return self._make_optimizer()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set the step's learning rate, and seed dropout so that no random state need be saved."""
@@ -124,11 +116,6 @@ class LanguageModule(LightningModule):
         nll_sum = nll.sum()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
         loss = nll_sum * scale
-        if self._skips_nonfinite:
-            memory = memory.without_nonfinite()
-            # a loss can overflow where its gradient does not: times 1, or times NaN so that the gradient's norm tells
-            # all processes; without a branch, for which the host would wait
-            loss = loss * (nll_sum.detach() * 0 + 1)
         self._train_memory[batch.chunk] = memory
         return {"loss": loss, "nll_sum": nll_sum.detach()}
 
@@ -158,9 +145,6 @@ class LanguageModule(LightningModule):
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         elif gradient_clip_val is not None:
             clip_by_norm(self._trained, norm=self.gradient_norm, limit=gradient_clip_val)
-        # a gradient scaler has seen for itself whether the step is to be left out
-        if self._skips_nonfinite and self.trainer.precision != SCALED_PRECISION:
-            leave_out_update(optimizer, self.gradient_norm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, and let go of the gradients: the next forward pass then needs no room beside them."""
@@ -236,14 +220,10 @@ class LanguageModule(LightningModule):
 
     def _packed_memory(self) -> dict[str, Any] | None:
         """Give every lane's memory for a checkpoint, on the process that writes it."""
-        if self._save_memory == "none":
+        if not self._save_memory:
             return None
         if not self._train_memory:  # no step since the checkpoint that was loaded
-            return (
-                None
-                if self._loaded_memory is None
-                else saved_memory.packed(self._loaded_memory, rounded=self._save_memory == "bfloat16")
-            )
+            return None if self._loaded_memory is None else saved_memory.packed(self._loaded_memory)
         chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
         own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
         memory: Memory | None = own
@@ -251,14 +231,14 @@ class LanguageModule(LightningModule):
             batch_size = self.trainer.datamodule.train_source.batch_size  # type: ignore[attr-defined]
             lanes = [len(part) for part in split_evenly(batch_size, self.trainer.world_size)]
             memory = saved_memory.gathered(own, rank=self.global_rank, lanes=lanes)
-        return None if memory is None else saved_memory.packed(memory, rounded=self._save_memory == "bfloat16")
+        return None if memory is None else saved_memory.packed(memory)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
         count_in_chunks(checkpoint, lane_chunks=self.identity["config"]["data"]["lane_chunks"])
         self.schedule.load_state_dict(checkpoint["schedule"])
         state = checkpoint["train_memory"]
-        self._loaded_memory = saved_memory.unpacked(state) if state is not None else None
+        self._loaded_memory = None if state is None else memory_from_state_dict(state)
         self._train_memory = {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 TRAIN_LOSS = "train/loss"
 GRADIENT_NORM = "train/grad_norm"
 CLIPPED_SHARE = "train/clipped_share"
-SKIPPED_STEPS = "train/skipped_steps"
 LEARNING_RATE = "lr"
 VALIDATION = "val"
 TEST = "test"

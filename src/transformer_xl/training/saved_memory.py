@@ -1,54 +1,24 @@
-"""Training's memory in a checkpoint: every lane's, in global order, in the type that the run chose."""
+"""Training's memory in a checkpoint: every lane's, in global order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
-
-ROUNDED_FROM = "rounded_from"
-"""Where a packed memory says which type it had."""
-
-_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16)}
+from transformer_xl.model.memory import Memory, join_lanes
 
 
-def packed(memory: Memory, *, rounded: bool) -> dict[str, Any]:
-    """Give a memory as plain containers and tensors that hold nothing else.
-
-    Args:
-        memory: of all lanes.
-        rounded: to bfloat16, from any wider type.
-    """
-    state = {name: _alone(value) if isinstance(value, Tensor) else value for name, value in memory.state_dict().items()}
-    wide = {
-        name: value for name, value in state.items() if isinstance(value, Tensor) and value.dtype in _TYPES.values()
-    }
-    if rounded and wide:
-        state |= {name: value.to(torch.bfloat16) for name, value in wide.items()}
-        state[ROUNDED_FROM] = str(next(iter(wide.values())).dtype).removeprefix("torch.")
-    return state
+def packed(memory: Memory) -> dict[str, Any]:
+    """Return a memory of all lanes as plain containers and tensors that hold nothing else."""
+    return {name: _alone(value) if isinstance(value, Tensor) else value for name, value in memory.state_dict().items()}
 
 
 def _alone(tensor: Tensor) -> Tensor:
     # torch.save writes the whole of what a tensor is a view of
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-
-def unpacked(state: Mapping[str, Any]) -> Memory:
-    """Undo `packed`, but for what rounding took away."""
-    values = dict(state)
-    name = values.pop(ROUNDED_FROM, None)
-    if name is not None:
-        dtype = _TYPES[name]
-        values = {
-            key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-            for key, value in values.items()
-        }
-    return memory_from_state_dict(values)
 
 
 def gathered(memory: Memory, *, rank: int, lanes: Sequence[int]) -> Memory | None:

@@ -18,12 +18,11 @@ from torch import Tensor
 from transformer_xl.data.stream import Batch
 from transformer_xl.scores import Unit
 from transformer_xl.training import names
-from transformer_xl.training.divergence import Divergence
 from transformer_xl.training.figures import StepFigures
 from transformer_xl.training.loggers import optional
 from transformer_xl.training.metrics_file import MetricsFile
 from transformer_xl.training.module import LanguageModule
-from transformer_xl.training.nonfinite import SCALED_PRECISION, NonFiniteSteps, refuse_weights_not_finite
+from transformer_xl.training.nonfinite import SCALED_PRECISION, refuse_step_not_finite, refuse_weights_not_finite
 from transformer_xl.training.throughput import Stopwatch
 
 
@@ -54,9 +53,6 @@ class Recorder(Callback):
         tokens_after: Callable[[int], int],
         units: Mapping[str, Unit],
         figures: StepFigures,
-        nonfinite: NonFiniteSteps,
-        divergence: Divergence,
-        announce: Callable[[str], None],
     ) -> None:
         """Take what hears of each step.
 
@@ -66,9 +62,6 @@ class Recorder(Callback):
             tokens_after: tokens read after an optimizer step, over all lanes.
             units: of each split: train, valid, test.
             figures: what is written beside losses.
-            nonfinite: judges each step.
-            divergence: hears of each loss.
-            announce: gets what a person should know, on the main process.
         """
         self.latest: Latest | None = None
         self._folder = folder
@@ -77,9 +70,6 @@ class Recorder(Callback):
         self._tokens_after = tokens_after
         self._units = units
         self._figures = figures
-        self._nonfinite = nonfinite
-        self._divergence = divergence
-        self._announce = announce
         self._steps: list[_Step] = []
         self._nll_sum: Tensor | None = None
         self._watch = Stopwatch()
@@ -184,26 +174,13 @@ class Recorder(Callback):
         return losses, [next(fetched) if step.gradient_norm is not None else None for step in steps]
 
     def _write_step(self, trainer: Trainer, step: _Step, loss: float | None, norm: float | None) -> float | None:
-        """Judge a step and write its figures; give its loss, None where it counted nothing or was left out."""
+        """Judge a step and write its figures; return its loss, None where it counted nothing."""
         judged_norm = norm if trainer.precision != SCALED_PRECISION else None
-        if self._nonfinite.is_left_out(step.step, loss=loss, gradient_norm=judged_norm):
-            if self._nonfinite.in_a_row == 1:
-                found = f"the loss is {loss} and the gradient norm {norm} at step {step.step}"
-                self._say(trainer, f"{found}: its update is left out, {self._nonfinite.skipped} so far")
-            loss = None
-        diverged = self._divergence.note(step.step, loss)
-        if diverged is not None:
-            self._say(trainer, diverged)
+        refuse_step_not_finite(step.step, loss=loss, gradient_norm=judged_norm, folder=self._folder)
         device = trainer.strategy.root_device
         figures = self._figures.of_step(step.step, loss=loss, gradient_norm=norm, lr=step.lr, device=device)
-        if figures and self._nonfinite.skips:
-            figures[names.SKIPPED_STEPS] = float(self._nonfinite.skipped)
         self.record(trainer, step.step, {names.TRAIN_LOSS: loss, **figures})
         return loss
-
-    def _say(self, trainer: Trainer, sentence: str) -> None:
-        if trainer.is_global_zero:
-            self._announce(f"note     {sentence}")
 
     def record(self, trainer: Trainer, step: int, values: Mapping[str, float | None]) -> None:
         """Write values of one step to `metrics.jsonl` and to every logger."""
@@ -218,14 +195,8 @@ class Recorder(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the coming figures need of the steps so far."""
-        return {
-            "figures": self._figures.state_dict(),
-            "nonfinite": self._nonfinite.state_dict(),
-            "divergence": self._divergence.state_dict(),
-        }
+        return {"figures": self._figures.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
         self._figures.load_state_dict(state_dict["figures"])
-        self._nonfinite.load_state_dict(state_dict["nonfinite"])
-        self._divergence.load_state_dict(state_dict["divergence"])

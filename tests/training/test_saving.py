@@ -134,10 +134,9 @@ def test_no_changed_bit_changes_a_number_silently(checkpoint_path: Path) -> None
         flip_bit(damaged, place)
         try:
             contents = read_checkpoint(damaged)
-        except DamagedError as error:
-            assert "damaged.ckpt is damaged" in str(error)
-        else:  # padding between tensors, or a date
-            assert_equal(contents, whole)
+        except DamagedError:
+            continue
+        assert_equal(contents, whole)  # padding between tensors, or a date
 
 
 def test_a_cut_off_checkpoint_is_found(checkpoint_path: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -287,6 +288,10 @@ class Forks:
         process = self.start(command, arguments, folder, **options)
         status = self.wait(process, seconds=seconds)
         return self.result(process, folder, status)
+
+    def signal(self, process: int, name: str) -> None:
+        """Send a signal to a process that was started."""
+        os.kill(process, signal.Signals[name])
 
     def result(self, process: int, folder: Path, status: int | None) -> Result:
         printed = [(folder / f"{process}.{name}").read_text(errors="replace") for name in ("out", "err")]

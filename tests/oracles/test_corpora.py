@@ -43,6 +43,11 @@ def text(work: Path) -> list[str]:
     return [write(work, "a.txt", mixed(300))]
 
 
+def long_text(work: Path) -> list[str]:
+    """Write 5 MB, which are read in parts, and by several processes where there are some."""
+    return [write(work, "long.txt", mixed(100_000))]
+
+
 def packed(suffix: str) -> Callable[[Path], list[str]]:
     def files(work: Path) -> list[str]:
         content = mixed(300).encode()
@@ -212,6 +217,14 @@ CASES: dict[str, Case] = {
     "windows": Case(text, ["eval.stride=3", "eval.batch_size=3", "eval.mem_len=0"], 4, 2),
     "a limited epoch": Case(text, ["trainer.limit_train_batches=7"]),
 }
+LONG = {
+    "long, characters": Case(long_text, ["data.tokenizer=char"]),
+    "long, words": Case(long_text, ["data.tokenizer=word"]),
+    "long, wikitext": Case(long_text, ["data.tokenizer=wikitext"]),
+    "long, sub-words": Case(long_text, ["data.tokenizer=bpe", "data.bpe_size=400"]),
+    "long, a tokenizer of others": Case(long_text, [f"data.tokenizer={TOKENIZER}"]),
+}
+CASES |= LONG
 
 
 def sha256(*parts: bytes) -> str:
@@ -261,6 +274,8 @@ def observe(name: str, work: Path) -> dict[str, Any]:
     return {"files": files | vocabularies, "batches": seen}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CASES]
+)
 def test_token_files_and_batches_are_the_recorded_ones(name: str, tmp_path: Path) -> None:
     recorded.assert_same(observe(name, tmp_path), recorded.read("corpora")[name], within=0)

@@ -50,10 +50,9 @@ def runs_of(tree: Path, names: list[str]) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{HERE.parents[1]}",
         "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
     }
     command = [sys.executable, "-m", "tests.oracles.same_as", RUNS, *names]
-    done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=HERE.parents[1], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return {name: run for line in done.stdout.splitlines() for name, run in json.loads(line).items()}
 
 

@@ -51,4 +51,4 @@ def test_nothing_is_shown_twice_where_each_token_is_a_byte() -> None:
 
 
 def test_units_in_words() -> None:
-    assert [in_words(name) for name in ("ppl", "bpc", "bpb")] == ["ppl", "bpc", "bits a byte"]
+    assert [in_words(name) for name in ("ppl", "bpc", "bpb")] == ["ppl", "bpc", "bits per byte"]

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import transformer_xl as txl
 from tests.conftest import Outcome, tiny_overrides
-from transformer_xl.commands import command_line
+from tests.model.kinds import model_of
+from transformer_xl.commands import command_line, evaluation
 from transformer_xl.commands.evaluate import evaluate
+from transformer_xl.commands.models import find_models
 from transformer_xl.commands.train import train
+from transformer_xl.inference import plots
 from transformer_xl.interop.native import save_model
+from transformer_xl.model.base import Context
+from transformer_xl.scores import Score, Unit
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +115,6 @@ def test_several_models_stand_in_one_table(run: Outcome, capsys: pytest.CaptureF
     assert {path.name for path in folder.iterdir()} == {
         ".evaluation.json.lock",
         "evaluation.json",
-        "score_by_memory.png",
         "loss_by_distance.png",
         "loss_by_position.png",
     }
@@ -166,6 +173,131 @@ def test_what_one_of_several_models_cannot_do_is_said_before_any_is_read(
     assert "eval.attention is true, and must be false for lstm" in captured.err
     assert "parameters" not in captured.err  # which the first line of each reading says
     assert not list(Path().glob("outputs/evaluation-*"))
+
+
+def test_a_file_that_the_command_names_is_read_whole(
+    run: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "test.txt"
+    path.write_text("the cat sat on the mat.\n" * 30)
+    data = ["data=text", f"data.path={path}", f"data.cache_dir={tmp_path / 'corpora'}"]
+    assert call(f"run={run.folder}", *data) == 0
+    (result,) = results_of(run.folder)
+    assert result["tokens"] == path.stat().st_size - 1
+    assert "test split of 720 tokens" in capsys.readouterr().out
+    assert call(f"run={run.folder}", *data, "data.test_fraction=0.5") == 0
+    assert 300 < results_of(run.folder)[0]["tokens"] < 400
+
+
+def test_a_glob_takes_the_runs_among_its_matches_and_a_sweep_stands_for_its_jobs(
+    run: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "outputs" / "sweep"
+    for number, mem_len in enumerate((0, 7)):
+        shutil.copytree(run.folder, sweep / str(number))
+        overrides = ["data=text", f"model.mem_len={mem_len}"]
+        (sweep / str(number) / "job.json").write_text(json.dumps({"overrides": overrides}))
+    (sweep / "multirun.yaml").write_text("{}")
+    for named in ("outputs/sweep/*", "outputs/sweep", "outputs/*"):
+        names = [model.name for model in find_models(named, checkpoint="best")]
+        assert names == ["model.mem_len=0", "model.mem_len=7"]
+    assert "also matches outputs/sweep/multirun.yaml, which is no run" in capsys.readouterr().err
+    assert [model.name for model in find_models("outputs/sweep/1", checkpoint="best")] == ["model.mem_len=7"]
+
+
+def test_numbers_stay_where_nobody_reads_the_table_and_no_picture_can_be_drawn(
+    run: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    record = run.folder / "evaluation.json"
+    before = json.loads(record.read_text())["evaluations"] if record.exists() else []
+    monkeypatch.setattr(plots, "draw_losses", refuse)
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert call(f"run={run.folder}", "eval.max_tokens=20") == 0
+    assert len(json.loads(record.read_text())["evaluations"]) == len(before) + 1
+    assert "loss_by_position.png cannot be drawn: MemoryError" in capsys.readouterr().err
+
+
+BASE = {
+    "name": "base",
+    "label": "own",
+    "loss": math.log(8),
+    "tokens": 245_568,
+    "unit": Unit(name="ppl", tokens_per_byte=0.2),
+    "mem_len": 640,
+    "same_length": True,
+    "checksum": "a",
+    "vocabulary_hash": "v",
+    "unknown": 0.0,
+    "split": "test",
+}
+
+
+def row(**changes: Any) -> Any:
+    """A row of a table as far as tables and sentences look at it."""
+    values: dict[str, Any] = BASE | changes
+    context = Context(segment_len=64, mem_len=values["mem_len"], clamp_len=400, same_length=values["same_length"])
+    return SimpleNamespace(
+        model=SimpleNamespace(name=values["name"], path=values["name"], checkpoint="best", config=None),
+        loaded=SimpleNamespace(model=model_of("gru")),
+        data=SimpleNamespace(counts=lambda: {"test": 245_569, "valid": 9}),
+        split=values["split"],
+        reading=SimpleNamespace(context=context, label=lambda: values["label"], batch_size=1),
+        score=Score(values["loss"], values["tokens"]),
+        unit=values["unit"],
+        text=(values["checksum"], values["split"]),
+        vocabulary_hash=values["vocabulary_hash"],
+        unknown=values["unknown"],
+        memory=values["mem_len"],
+    )
+
+
+def printed(capsys: pytest.CaptureFixture[str], *rows: Any) -> tuple[str, list[list[str]]]:
+    """The title, and the cells of each line of the table."""
+    evaluation.print_table(rows, heading="wikitext103 (newline=drop)")
+    lines = capsys.readouterr().out.splitlines()
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("┏")]
+    assert max(map(len, lines)) <= 80
+    body = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    return " ".join(line.strip() for line in lines[:first]), [[cell.strip() for cell in cells] for cells in body]
+
+
+def test_rows_stand_in_80_columns_with_what_they_share_in_the_title(capsys: pytest.CaptureFixture[str]) -> None:
+    long = row(label="the paper's long memory", mem_len=1600, same_length=False, loss=math.nan)
+    title, body = printed(capsys, row(), long)
+    assert body == [
+        ["own", "2.0794", "8.0000", "0.6000", "64 / 640", "yes"],
+        ["the paper's long memory", "-", "-", "-", "64 / 1600", "no"],
+    ]
+    for part in ("base", "wikitext103 (newline=drop)", "test split of 245,569 tokens", "checkpoint best", "clamp 400"):
+        assert part in title
+    assert "245,568 predictions" in title
+    title, body = printed(capsys, row(), row(name="[red]other[/red]"))
+    assert body[2] == ["[red]other[/red]", body[2][1], "2.0794", "8.0000", "0.6000"]
+    assert "segment / memory 64 / 640" in title
+
+
+def test_what_keeps_scores_from_being_compared_is_said() -> None:
+    bytewise = row(name="bytes", unit=Unit(name="bpc", tokens_per_byte=1.0), vocabulary_hash="w")
+    (note,) = evaluation.comparability([row(), bytewise])
+    assert note.endswith("bits per byte do.")
+    assert evaluation.units_to_compare([row(), bytewise]) == [
+        Unit(name="bpb", tokens_per_byte=0.2),
+        Unit(name="bpb", tokens_per_byte=1.0),
+    ]
+    symbols = row(unit=Unit(name="bpc", tokens_per_byte=None), vocabulary_hash="w")
+    assert "nothing does" in evaluation.comparability([row(), symbols])[0]
+    assert evaluation.units_to_compare([row(), symbols]) == [None, None]
+    for other in (row(checksum="b"), row(split="valid")):
+        assert "different texts" in evaluation.comparability([row(), other])[0]
+    assert "from 100 to 245,568" in evaluation.comparability([row(), row(tokens=100)])[0]
+    assert "base 20.0%" in evaluation.comparability([row(unknown=0.2)])[0]
+    assert evaluation.comparability([row(), row(name="other")]) == []
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {

@@ -59,17 +59,17 @@ def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
     data = made_up(WORDS, text_bytes=20)
     rows = (TEST, Row("test, unigram model", "test", Score(9.0, 123_456_789), None))
     title, _, *header, _, test, unigram, _ = printed(data, *rows)
-    assert title.rstrip() == "text: nats a token, ppl, and bits a byte"
+    assert title.rstrip() == "text: nats a token, ppl, and bits per byte"
     headings = [" ".join(parts).strip() for parts in zip(*map(cells, header), strict=True)]
-    assert headings == ["split", "loss", "ppl", "bits a byte", "segment / memory", "predictions"]
+    assert headings == ["split", "loss", "ppl", "bits / byte", "segment / memory", "predictions"]
     assert cells(test) == ["test", "2.0794", "8.0000", "1.5000", "32 / 64", "10"]
     assert cells(unigram) == ["test, unigram model", "9.0000", "8103.0839", "6.4921", "", "123,456,789"]
 
 
 def test_sub_words_have_bits_a_byte() -> None:
     title, _, header, _, row, _ = printed(made_up(SubWords(4), text_bytes=20), TEST)
-    assert title.rstrip() == "text: nats a token, and bits a byte"
-    assert cells(header) == ["split", "loss", "bits a byte", "segment / memory", "predictions"]
+    assert title.rstrip() == "text: nats a token, and bits per byte"
+    assert cells(header) == ["split", "loss", "bits per byte", "segment / memory", "predictions"]
     assert cells(row)[:3] == ["test", "2.0794", "1.5000"]
 
 
@@ -103,7 +103,7 @@ def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
     assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats a token, and bpc"
     assert worded(EIGHT, data, split="valid") == "loss 2.0794 nats, 3.0000 bpc (newline=drop)"
     assert worded(EIGHT, made_up(WORDS, text_bytes=20), split="valid") == (
-        "loss 2.0794 nats, 8.0000 ppl, 1.5000 bits a byte"
+        "loss 2.0794 nats, 8.0000 ppl, 1.5000 bits per byte"
     )
 
 
@@ -162,7 +162,7 @@ def test_compressors_of_words_are_in_bits_a_byte_of_the_text_itself() -> None:
     data = MadeUp(vocabulary=WORDS, splits={"test": ids}, text_bytes={"test": 800})
     by_gzip, by_xz = (bits / 199 * 200 / 800 for bits in sizes(WORDS.decode(ids[:-1]).encode()))
     assert footnote(data) == (
-        f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bits a byte on the first 199 tokens of the test text as the "
+        f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bits per byte on the first 199 tokens of the test text as the "
         "vocabulary writes it, unknown words as <unk>, which they saw themselves.\n"
     )
 

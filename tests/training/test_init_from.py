@@ -15,7 +15,7 @@ import transformer_xl as txl
 from tests.conftest import Outcome
 from tests.data.laid_out import evaluation_lanes, training_lanes
 from transformer_xl.config import EvalConfig
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import context_of, evaluate
 
 Run = Callable[..., Outcome]
 STILL = ["optimizer.lr=0", "trainer.max_steps=1", "trainer.val_check_interval=1"]
@@ -103,7 +103,7 @@ def test_the_loss_at_step_0_is_evaluations_and_the_first_steps_is_the_sources(
     score = evaluate(
         model,
         evaluation_lanes(ids[cut[0] : cut[1]].astype("u1"), batch_size=4, split="valid"),
-        lengths=lengths,
+        context_of(lengths),
         max_tokens=None,
         zero_start=False,
         autocast=lambda: torch.autocast("cpu", enabled=False),

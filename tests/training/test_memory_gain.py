@@ -18,7 +18,7 @@ from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import EvalStream
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.model.streaming import stream
 from transformer_xl.run_config import read_config
 from transformer_xl.training.memory_gain import MemoryGain
@@ -64,7 +64,7 @@ def test_it_is_the_difference_of_two_evaluations_of_the_same_segments(kind: str,
         evaluate(
             model,
             source,
-            lengths=lengths(batch_size=2, mem_len=mem_len),
+            context_of(lengths(batch_size=2, mem_len=mem_len)),
             limit=10 if max_tokens < 100 else None,
             autocast=nullcontext,
         )

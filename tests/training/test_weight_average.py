@@ -14,7 +14,7 @@ import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
 from transformer_xl import build, build_trainer
 from transformer_xl.data.stream import Batch
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.run_config import resumed_config
 from transformer_xl.training.module import LanguageModule
 
@@ -70,7 +70,7 @@ def loss_of_loaded(outcome: Outcome, split: str, *, checkpoint: str = "last", ba
     score = evaluate(
         model,
         source,
-        lengths=config.eval,
+        context_of(config.eval),
         max_tokens=20 * batches,
         zero_start=False,
         autocast=contextlib.nullcontext,

@@ -30,13 +30,13 @@ def evaluate(composed: DictConfig, context: RunContext) -> float | None:
         context: the command.
 
     Returns:
-        The loss of the first model's first reading, in nats.
+        The loss of the first model's first row, in nats.
     """
     settings = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(settings, dict)
     del settings["recipe"]  # only what conf/data refers to
     config = parse(EvaluateConfig, {"data": None} | {str(name): value for name, value in settings.items()})
 
-    from transformer_xl.commands.evaluation import Evaluation  # takes seconds, which `--help` need not wait for
+    from transformer_xl.commands.evaluation import evaluate_models  # takes seconds, which `--help` need not wait for
 
-    return Evaluation(config, command=context.command).run()
+    return evaluate_models(config, command=context.command, given=context.given)

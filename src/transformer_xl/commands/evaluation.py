@@ -1,273 +1,432 @@
-"""An evaluation from settings to tables, pictures and records, of one model or several."""
+"""What `evaluate.py` does: score models, keep the numbers, then print, draw, and tell W&B."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-import sys
-import time
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from transformer_xl.commands.evaluating import looks, record, tables
-from transformer_xl.commands.evaluating.corpus import data_of
-from transformer_xl.commands.evaluating.progress import EvaluationProgress
-from transformer_xl.commands.evaluating.publishing import check_can_publish, publish
-from transformer_xl.commands.evaluating.readings import Reading, make_readings
-from transformer_xl.commands.evaluating.results import Results, draw, models_in_words, readings_in_words
-from transformer_xl.commands.evaluating.shares import Opened, Share, Subject, read_share
-from transformer_xl.commands.evaluating.tables import Evaluated
-from transformer_xl.commands.folders import claim, discard_if_empty, slug
-from transformer_xl.commands.screen import shown
-from transformer_xl.commands.sources import Source, find_sources
-from transformer_xl.commands.summary import metric
-from transformer_xl.data.units import beside_scores, unit_of
-from transformer_xl.errors import UserError
+from transformer_xl import build_trainer
+from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, readings_of, tell
+from transformer_xl.commands.folders import slug
+from transformer_xl.commands.models import NamedModel, find_models
+from transformer_xl.commands.run_identity import RunIdentity, read_identity
+from transformer_xl.commands.run_lock import refuse_if_in_use
+from transformer_xl.commands.summary import exit_code_at_end, step_at_end
+from transformer_xl.commands.tables import printable
+from transformer_xl.config import Config, WandbConfig
+from transformer_xl.data.locking import only_one
+from transformer_xl.data.units import beside_scores
+from transformer_xl.errors import UserError, atomic_write, first_line
+from transformer_xl.inference import plots
+from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.scores import Score
-from transformer_xl.training.loggers import optional
+from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
+from transformer_xl.settings import plain
+from transformer_xl.training import loggers as monitors
+from transformer_xl.training import names
 
-_PICTURES = "evaluation"
-"""Folder of pictures, below the run's: in it one for each command."""
+RECORD = "evaluation.json"
+_FORMAT = 1
+_EQUAL_NATS = 1e-4
+"""Losses nearer to each other than this are printed alike."""
 
 
-class Evaluation:
-    """What one command evaluates."""
+def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: frozenset[str]) -> float:
+    """Evaluate the models that `run=` names; return the loss of the first one's first row, in nats.
 
-    def __init__(self, config: EvaluateConfig, *, command: Sequence[str]) -> None:
-        """Find the models, and refuse what cannot work before anything is read.
-
-        Raises:
-            UserError: settings that cannot work, or models that are not there.
-        """
-        self._config = config
-        self._command = command
-        self._console = Console(highlight=False)
-        self._sources = find_sources(config.run, checkpoint=config.checkpoint)
-        moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        several = Path("outputs", f"evaluation-{moment}")
-        one = self._sources[0].folder / _PICTURES / f"{moment}-{config.split}"
-        self._folder = several if len(self._sources) > 1 else one  # or with a number after it, once it is made
-        self._subjects = [self._subject(source) for source in self._sources]
-        for source in self._sources:
-            if config.wandb:
-                check_can_publish(source)
-        record.check_record(self._folder if len(self._sources) > 1 else self._sources[0].folder)
-
-    def _subject(self, source: Source) -> Subject:
-        data = data_of(source, self._config.data)
-        is_own = source.config is not None and data == data_of(source, None)
-        return Subject(
-            source=source,
-            data=data,
-            is_own=is_own,
-            device=self._config.device,
-            precision=self._config.eval.precision,
-        )
-
-    def run(self) -> float:
-        """Evaluate, print, and leave records and pictures; the first model's first loss in nats."""
-        if len(self._subjects) > 1:
-            self._check_all()
-        self._folder = claim(self._folder.parent, self._folder.name)
-        results: list[Results] = []
+    Args:
+        config: of the command.
+        command: the arguments as typed.
+        given: the keys that it names.
+    """
+    models = find_models(config.run, checkpoint=config.checkpoint)
+    one = models[0].folder if len(models) == 1 else None
+    if one is not None:
+        read_record(one / RECORD)
+    for model in models if config.wandb else ():
+        check_can_publish(model)
+    if one is None:  # what cannot be read is said before anything is
+        for model in models:
+            readings_of(open_subject(model, config, given=given), config)
+    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    wanted = one / "evaluation" / f"{moment}-{config.split}" if one else Path("outputs", f"evaluation-{moment}")
+    rows: list[Row] = []
+    with _new_folder(wanted) as folder:
         try:
-            for subject in self._subjects:
-                self._evaluate(subject, results)
-        except BaseException:
-            self._keep_scores(results)
-            for folder in (*(found.folder for found in results), self._folder):
-                discard_if_empty(folder)
-            raise
-        if len(results) > 1:
-            self._conclude_all(results)
-        else:
-            self._conclude_one(results[0])
-        for found in results:
-            discard_if_empty(found.folder)
-            if self._config.wandb:
-                self._publish(found)
-        return results[0].rows[0].score.loss
-
-    def _check_all(self) -> None:
-        """Open each model and its corpus, so that what cannot be read is said before the first is."""
-        for subject in self._subjects:
-            self._ways(subject, subject.opened())
-
-    def _ways(self, subject: Subject, opened: Opened) -> list[Reading]:
-        """Give what is read of one model.
-
-        Raises:
-            UserError: it cannot be.
-        """
-        asked, data, split = self._config.eval, opened.data, self._config.split
-        if data.counts()[split] < 2:
-            raise UserError(f"split is {split!r}, which has {data.counts()[split]} tokens: choose another")
-        predictions = data.lanes(split, batch_size=1, segment_len=1, evaluation=True).predictions
-        if asked.batch_size != "own" and asked.batch_size > predictions:
-            raise UserError(
-                f"eval.batch_size is {asked.batch_size}, and must be at most {predictions}, the predictions of the "
-                f"{split} split"
-            )
-        looks.check_looks(opened.placed.model, asked)
-        known = None if subject.is_own else predictions
-        return make_readings(asked, subject.source, opened.placed.model, subject.data, predictions=known)
-
-    def _evaluate(self, subject: Subject, all_results: list[Results]) -> None:
-        source, config = subject.source, self._config
-        opened = subject.opened()
-        placed, data = opened.placed, opened.data
-        folder = self._folder if len(self._sources) == 1 else claim(self._folder, slug(source.name))
-        results = Results(source=source, heading=f"{data.name}{beside_scores(data)}", folder=folder)
-        all_results.append(results)
-        counts = data.counts()
-        ways = self._ways(subject, opened)
-        parameters = sum(parameter.numel() for parameter in placed.model.parameters())
-        device = next(placed.model.parameters()).device
-        self._tell(
-            f"{source.name}: {placed.model.config.kind}, {parameters:,} parameters, {placed.precision} on {device}; "
-            f"{results.heading}, {config.split} split, {counts[config.split]:,} of {sum(counts.values()):,} tokens"
-        )
-        for way in ways:
-            share, seconds = self._read(subject, opened, way)
-            results.shares.append(share)
-            self._add(results, opened, way, share, seconds=seconds, parameters=parameters)
-        if len(self._sources) == 1:
-            tables.print_readings(self._console, results.rows, heading=results.heading)
-            self._say_all(readings_in_words(results.rows))
-        self._look(opened, ways, results)
-
-    def _read(self, subject: Subject, opened: Opened, way: Reading) -> tuple[Share, float]:
-        lanes = opened.data.lanes(
-            self._config.split,
-            batch_size=way.lengths.batch_size,
-            segment_len=way.lengths.segment_len,
-            evaluation=True,
-        )
-        most = self._config.eval.max_tokens
-        counted = lanes.counted(epoch=0, start=0, stop=lanes.lane_len)
-        total = counted if most is None else min(most, counted)
-        unit = unit_of(opened.data, self._config.split)
-        progress = EvaluationProgress(f"{subject.source.name}, {way.label}", total=total, unit=unit)
-        start = time.perf_counter()
-        try:
-            share = read_share(
-                opened, split=self._config.split, lengths=way.lengths, max_tokens=most, progress=progress
-            )
+            for model in models:
+                rows.extend(_measure_all(model, config, given=given))  # one by one: those before a failure are kept
         finally:
-            progress.close()
-        return share, time.perf_counter() - start
+            if rows:
+                record = _add_record(one or folder, rows, command=command, pictures=folder)
+        heading = " or ".join(dict.fromkeys(f"{row.data.name}{beside_scores(row.data)}" for row in rows))
+        _print_all(rows, heading=heading)
+        _print(f"Numbers: {record}; pictures: {folder}/")
+        title = f"{heading}, {config.split} split"
+        draw(
+            rows,
+            folder,
+            title=f"{models[0].name}, {title}" if one else title,
+        )
+    for model in models if config.wandb else ():
+        _print(f"{model.name}: {publish(next(row for row in rows if row.model == model))}")
+    return rows[0].score.loss
 
-    def _add(
-        self, results: Results, opened: Opened, way: Reading, share: Share, *, seconds: float, parameters: int
-    ) -> None:
-        data, split, source = opened.data, self._config.split, results.source
-        score = Score(share.nll_sum / share.tokens if share.tokens else math.nan, share.tokens)
-        unit = unit_of(data, split)
-        row = Evaluated(
-            name=source.name,
-            label=way.label,
-            kind=opened.placed.model.config.kind,
-            parameters=parameters,
-            score=score,
+
+def _measure_all(model: NamedModel, config: EvaluateConfig, *, given: frozenset[str]) -> Iterator[Row]:
+    """Read one model in every way; attention is looked at in the one with the longest memory."""
+    subject = open_subject(model, config, given=given)
+    counts = subject.data.counts()
+    tell(
+        f"{model.name}: {subject.loaded.described}; {subject.data.name}{beside_scores(subject.data)}, {config.split} "
+        f"split, {counts[config.split]:,} of {sum(counts.values()):,} tokens"
+    )
+    readings = readings_of(subject, config)
+    looked_at = max(readings, key=lambda one: one.context.mem_len or 0) if config.eval.is_varied else readings[0]
+    for reading in readings:
+        attention = config.eval.attention and reading is looked_at
+        yield measure(subject, reading, config, attention=attention)
+
+
+@contextmanager
+def _new_folder(wanted: Path) -> Iterator[Path]:
+    """Make a folder that no other command has; it goes again where nothing was written into it."""
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    for folder in itertools.chain([wanted], numbered):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if folder.is_dir():
+                continue
+            raise
+        break
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pictures: Path) -> Path:
+    """Add what was measured to a folder's `evaluation.json`, whole or not at all."""
+    entry = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "versions": {"python": platform.python_version(), "torch": version("torch")},
+        "pictures": str(pictures),
+        "results": [row.record for row in rows],
+    }
+    path = folder / RECORD
+    waiting = f"waiting for another process, which writes {path}"
+    with only_one(folder / f".{RECORD}.lock", announce=tell, waiting=waiting):
+        content = {"format": _FORMAT, "evaluations": [*read_record(path), entry]}
+        with atomic_write(path) as file:
+            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return path
+
+
+def read_record(path: Path) -> list[Any]:
+    """Return the evaluations of an `evaluation.json` that may not be there yet.
+
+    Raises:
+        UserError: a file of this name is none of this program's.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict) and content.get("format") == _FORMAT and isinstance(content.get("evaluations"), list):
+        evaluations: list[Any] = content["evaluations"]
+        return evaluations
+    raise UserError(f"{path} is damaged, or was not written by this program: move it away")
+
+
+def _print(shown: str | Table) -> None:
+    Console(highlight=False).print(shown, soft_wrap=isinstance(shown, str), markup=False)
+
+
+def _print_all(rows: Sequence[Row], *, heading: str) -> None:
+    print_table(rows, heading=heading)
+    for line in (*comparability(rows), *_in_words(rows)):
+        _print(line)
+
+
+def print_table(rows: Sequence[Row], *, heading: str) -> None:
+    """Print a row for each score; what is the same in all stands in the title, so that 80 columns hold the rest.
+
+    Args:
+        rows: at least one, of one split.
+        heading: names the corpus.
+    """
+    one_model = len({row.model.path for row in rows}) == 1
+    labels = [row.reading.label() for row in rows]
+    columns: dict[str, list[str]] = {"reading": labels}
+    if not one_model:
+        with_labels = len(set(labels)) > 1
+        kinds = [row.loaded.model.config.kind + (f", {row.reading.label()}" if with_labels else "") for row in rows]
+        columns = {"model": [f"{row.model.name}\n{kind}" for row, kind in zip(rows, kinds, strict=True)]}
+        columns["params"] = [_short(sum(weights.numel() for weights in row.loaded.model.parameters())) for row in rows]
+    columns["loss"] = [_figure(row.score.loss) for row in rows]
+    for name in _units(rows):
+        title = in_words(name).replace("bits per byte", "bits /\nbyte")
+        columns[title] = [_figure(row.unit.figures(row.score.loss)[name]) for row in rows]
+    columns["segment /\nmemory"] = [_lengths(row) for row in rows]
+    columns["clamp"] = ["off" if (clamp := row.reading.context.clamp_len) is None else f"{clamp:,}" for row in rows]
+    columns["same\nlength"] = ["yes" if row.reading.context.same_length else "no" for row in rows]
+    columns["predictions"] = [f"{row.score.tokens:,}" for row in rows]
+    counts = rows[0].data.counts()
+    title = [rows[0].model.name] if one_model else []
+    title += [heading, f"{rows[0].split} split of {counts[rows[0].split]:,} tokens"]
+    checkpoints = " or ".join(dict.fromkeys(row.model.checkpoint for row in rows))
+    title += [f"checkpoint {checkpoints}"] if checkpoints else []
+    for name in ("clamp", "same\nlength", "predictions", *(["segment /\nmemory"] if not one_model else [])):
+        if len(set(columns[name])) == 1:
+            value = columns.pop(name)[0]
+            title += [f"{value} predictions" if name == "predictions" else f"{' '.join(name.split())} {value}"]
+    hidden = {"clamp off", "same length no"}  # what most models have need not be said
+    table = Table(title=Text(printable(", ".join(part for part in title if part not in hidden))), title_justify="left")
+    for number, name in enumerate(columns):
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*(Text("\n".join(map(printable, cell.split("\n")))) for cell in cells))
+    _print(table)
+
+
+def _units(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the figures in which all rows can be read."""
+    if len({row.vocabulary_hash for row in rows}) == 1:
+        return list(rows[0].unit.shown(0.0))
+    return [BITS_PER_BYTE] if all(row.unit.tokens_per_byte is not None for row in rows) else []
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def _lengths(row: Row) -> str:
+    context = row.reading.context
+    beside = f", stride {context.stride}" if context.stride else f" / {row.memory}"
+    return f"{context.segment_len}{beside}"
+
+
+def _short(count: int) -> str:
+    """Write a count of parameters in millions, small ones in full."""
+    return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
+
+
+def comparability(rows: Sequence[Row]) -> list[str]:
+    """Return what keeps scores from being compared, a sentence each; nothing where nothing does."""
+    notes = []
+    if len({row.text for row in rows}) > 1:
+        notes.append(
+            "The models have read different texts (their splits or checksums differ), so these numbers do not tell "
+            "which of them is better."
+        )
+    if len({row.vocabulary_hash for row in rows}) > 1:
+        all_text = all(row.unit.tokens_per_byte is not None for row in rows)
+        rest = "bits per byte do." if all_text else "nothing does, for not all of them read text."
+        notes.append(f"The vocabularies differ, so losses per token do not compare: {rest}")
+    elif len({row.score.tokens for row in rows}) > 1 and not notes:
+        counts = [row.score.tokens for row in rows]
+        notes.append(f"The rows count different predictions, from {min(counts):,} to {max(counts):,}.")
+    unknown = {row.model.name: row.unknown for row in rows if row.unknown > MUCH_UNKNOWN}
+    if unknown:
+        shares = ", ".join(f"{printable(name)} {share:.1%}" for name, share in unknown.items())
+        notes.append(
+            f"Many tokens are unknown, which is easy to predict ({shares}): these scores, bits per byte too, compare "
+            "only with those of the same vocabulary."
+        )
+    return notes
+
+
+def _in_words(rows: Sequence[Row]) -> Iterator[str]:
+    """Say how much each lane read, whether that tells of memory, and which row is the best."""
+    if not all(row.score.tokens for row in rows):
+        yield "Nothing was predicted where no loss stands."
+        return
+    if len({row.model.path for row in rows}) == 1:
+        yield from _about_memory(rows)
+    for row in rows:
+        if row.attention is not None:
+            shares = ", ".join(f"{share:.0%}" for share in row.attention.memory_share.mean(axis=1))
+            about = f" ({row.reading.label()})" if len(rows) > 1 else ""
+            yield f"Attention's share on memory, first layer to last{about}: {shares}"
+    if len(rows) > 1 and len({(row.text, row.vocabulary_hash) for row in rows}) == 1:
+        labelled = sorted(zip(rows, labels_of(rows), strict=True), key=lambda one: one[0].score.loss)
+        (best, label), (row, other) = labelled[:2]
+        less = row.score.loss - best.score.loss
+        sentence = f"Least loss: {best.score.loss:.4f} nats per token, {label}"
+        if less < _EQUAL_NATS:
+            yield f"{sentence} and {other} alike."
+            return
+        error = 2 * paired_error(row, best)
+        margin = "" if math.isnan(error) else f" (± {error:.4f}, two standard errors of the difference, token by token)"
+        yield f"{sentence}; {less:.4f} less than {other}{margin}."
+
+
+def _about_memory(rows: Sequence[Row]) -> Iterator[str]:
+    longest = max(row.memory for row in rows)
+    reading, tokens = rows[0].reading, rows[0].score.tokens
+    needed, lanes = longest + reading.context.segment_len, reading.batch_size
+    if longest and tokens // lanes < 2 * needed:
+        fewer = max(1, tokens // (4 * needed))
+        advice = f"eval.batch_size={fewer}, or more text, would tell" if fewer < lanes else "a longer text would tell"
+        yield (
+            f"Each of the {lanes:,} lanes read {tokens // lanes:,} tokens, beginning with an empty memory: too few to "
+            f"show what a memory of {longest:,} gives; {advice}."
+        )
+    run = rows[0].model.config
+    trained = 0 if run is None or not rows[0].loaded.model.longer_memory else run.model.mem_len
+    if any(row.memory < trained for row in rows) and longest >= trained:
+        yield (
+            f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
+            "relies on; what memory is worth is told by a model trained without it (model.mem_len=0)."
+        )
+
+
+def units_to_compare(rows: Sequence[Row]) -> list[Unit | None]:
+    """Return the unit in which each row can stand beside the others.
+
+    It is the vocabulary's where there is one for all, else bits per byte where all is text, else none: nats.
+    """
+    if len({row.vocabulary_hash for row in rows}) == 1:
+        return [row.unit for row in rows]
+    if any(row.unit.tokens_per_byte is None for row in rows):
+        return [None] * len(rows)
+    return [Unit(name=BITS_PER_BYTE, tokens_per_byte=row.unit.tokens_per_byte) for row in rows]
+
+
+def draw(rows: Sequence[Row], folder: Path, *, title: str) -> None:
+    """Draw where the losses lie, a line for each row; what cannot be drawn is said, and fails nothing."""
+    drawings = {
+        "loss_by_position": partial(_draw_losses, rows, "positions", axis="place in the segment"),
+        "loss_by_distance": partial(
+            _draw_losses, rows, "distances", axis="tokens read since the document (without borders: the lane) began"
+        ),
+    }
+    if len({row.memory for row in rows}) > 1:
+        drawings["score_by_memory"] = partial(_draw_by_memory, rows)
+    several = len({row.model.path for row in rows}) > 1
+    for row in rows:
+        if row.attention is not None:
+            name = f"attention-{slug(row.model.name)}" if several else "attention"
+            drawings[name] = partial(_draw_attention, row, several=several)
+    for name, drawing in drawings.items():
+        try:
+            drawing(folder / f"{name}.png", title=title)
+        except Exception as error:  # a picture is decoration: the numbers are on disk
+            tell(f"note: {folder / name}.png cannot be drawn: {first_line(error)}")
+
+
+def _draw_losses(rows: Sequence[Row], classes: str, path: Path, *, axis: str, title: str) -> None:
+    lines = [
+        plots.LossLine(
+            label=label,
+            losses=mean_by_class(row.losses.losses, getattr(row, classes)),
             unit=unit,
-            lengths=way.lengths,
-            split=split,
-            checkpoint=source.checkpoint,
-            data_checksum=data.fingerprint.sha256,
-            vocabulary_hash=data.vocabulary.hash(),
-            unknown=data.unknown.get(split, 0) / data.counts()[split],
-            tokens_per_second=score.tokens / seconds,
+            difference=row.difference_by(getattr(row, classes), rows[0]),
         )
-        results.rows.append(row)
-        values = metric(
-            score,
-            unit=unit,
-            split=split,
-            checkpoint=source.checkpoint,
-            lengths=way.lengths,
-            read_as=data.read_as,
+        for label, row, unit in zip(labels_of(rows), rows, units_to_compare(rows), strict=True)
+    ]
+    plots.draw_losses(lines, path, axis=axis, title=title)
+
+
+def _draw_attention(row: Row, path: Path, *, several: bool, title: str) -> None:
+    assert row.attention is not None
+    plots.draw_attention(row.attention, path, title=f"{row.model.name}, {title}" if several else title)
+
+
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """Return what tells each row from the others."""
+    if len({row.model.path for row in rows}) == 1:
+        return [row.reading.label() for row in rows]
+    several = len({row.reading.label() for row in rows}) > 1
+    return [f"{row.model.name}, {row.reading.label()}" if several else row.model.name for row in rows]
+
+
+def _draw_by_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
+    """Draw a line for each model, and for each way to read it other than the length of memory."""
+    groups: dict[tuple[str, str], list[tuple[Row, Unit | None]]] = {}
+    for row, unit in zip(rows, units_to_compare(rows), strict=True):
+        groups.setdefault((row.model.name, row.reading.label(without="mem_len")), []).append((row, unit))
+    lines = []
+    for (name, label), group in groups.items():
+        ordered = sorted((row for row, _ in group), key=lambda row: row.memory)
+        longest = ordered[-1]
+        has_length = longest.reading.context.stride is None and longest.loaded.model.longer_memory
+        lines.append(
+            plots.MemoryLine(
+                label=f"{name}, {label}" if label and sum(key[0] == name for key in groups) > 1 else name,
+                memory=[row.memory for row in ordered] if has_length else [],
+                losses=[row.score.loss for row in ordered],
+                errors=[paired_error(row, longest) for row in ordered],
+                unit=group[0][1],  # one model has one unit
+            )
         )
-        results.records.append(
-            {
-                "model": source.path,
-                "label": way.label,
-                "kind": row.kind,
-                "parameters": parameters,
-                **values,
-                "max_tokens": self._config.eval.max_tokens,
-                "precision": opened.placed.precision,
-                "tokens_per_second": row.tokens_per_second,
-                "data": data.name,
-                "data_path": getattr(opened.settings, "path", None),
-                "data_checksum": row.data_checksum,
-                "vocabulary_hash": row.vocabulary_hash,
-                "loss_by_position": looks.numbers_of(share.by_position),
-                "loss_by_distance": looks.numbers_of(share.by_distance),
-            }
+    plots.draw_by_memory(lines, path, title=title)
+
+
+def paired_error(row: Row, other: Row) -> float:
+    """Return the standard error of the mean difference between two rows' losses, token by token; NaN: there is none."""
+    difference = None if row is other else row.difference(other)
+    known = np.array([]) if difference is None else difference[~np.isnan(difference)]
+    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
+
+
+def check_can_publish(model: NamedModel) -> tuple[Config, WandbConfig, RunIdentity]:
+    """Return what opens the W&B run of a model's training run, at which no process may be working.
+
+    Raises:
+        UserError: it comes from no run, or from one without W&B, or that run is being trained now.
+    """
+    config, identity = model.config, read_identity(model.folder)
+    if config is None:
+        raise UserError(f"wandb is true, and {model.path} comes from no run whose W&B run could take results")
+    if not isinstance(config.logger, WandbConfig) or not build_trainer.wants_logger(config):
+        raise UserError(
+            f"wandb is true, and the run {model.folder} was trained without W&B (logger={config.logger.kind})"
         )
+    if identity is None:
+        raise UserError(f"wandb is true, and the run {model.folder} has no run.json that says which W&B run is its own")
+    monitors.check_mode(config.logger)
+    refuse_if_in_use(model.folder)  # two processes would write to one W&B run
+    return config, config.logger, identity
 
-    def _look(self, opened: Opened, ways: Sequence[Reading], results: Results) -> None:
-        """Look at what else was asked for; of several readings at that with the longest memory."""
-        asked, split, folder = self._config.eval, self._config.split, results.folder
-        way = max(ways, key=lambda one: one.lengths.mem_len) if asked.is_varied else ways[0]
-        title = f"{results.source.name}, {results.heading}, {split} split"
-        about = "" if len(ways) == 1 else f" ({way.label})"
-        if asked.attention:
-            path, found = looks.attention(opened, way, asked, split=split, folder=folder, title=title)
-            results.pictures["attention"] = path
-            results.records[ways.index(way)]["attention"] = found.record
-            self._say_all(f"{words}{about}" for words in found.words)
 
-    def _conclude_one(self, results: Results) -> None:
-        """Draw one model's losses, and keep what was found out."""
-        title = f"{results.source.name}, {results.heading}, {self._config.split} split"
-        by_memory = isinstance(self._config.eval.mem_len, list)
-        self._keep(results.source.folder, results.records)
-        with optional("the picture"):
-            results.pictures |= draw([results], self._folder, title=title, by_memory=by_memory)
-
-    def _conclude_all(self, results: Sequence[Results]) -> None:
-        """Print all models in one table, draw them in one picture of each kind, and keep what was found out."""
-        rows = [row for found in results for row in found.rows]
-        headings = " or ".join(dict.fromkeys(found.heading for found in results))
-        tables.print_models(self._console, rows, heading=headings)
-        self._say_all(models_in_words(rows))
-        title = f"{headings}, {self._config.split} split"
-        records = [entry for found in results for entry in found.records]
-        self._keep(self._folder, records)
-        with optional("the picture"):
-            drawn = draw(results, self._folder, title=title, by_memory=True)
-            for found in results:
-                found.pictures |= drawn
-
-    def _keep(self, folder: Path, records: Sequence[dict[str, Any]]) -> None:
-        path = record.add_record(folder, command=self._command, pictures=self._folder, results=records)
-        self._say(f"Numbers: {shown(path)}; pictures: {shown(self._folder)}/")
-
-    def _keep_scores(self, results: Sequence[Results]) -> None:
-        """Keep what was measured before another model failed."""
-        records = [entry for found in results for entry in found.records]
-        if records:
-            folder = self._folder if len(self._sources) > 1 else self._sources[0].folder
-            record.add_record(folder, command=self._command, pictures=self._folder, results=records)
-
-    def _publish(self, results: Results) -> None:
-        first, split = results.rows[0], self._config.split
-        figures = {"loss": first.score.loss, **first.unit.figures(first.score.loss)}
-        scores = {f"{split}/{name}": value for name, value in figures.items() if math.isfinite(value)}
-        self._say(f"{results.source.name}: {publish(results.source, scores)}")
-
-    def _say_all(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._say(line)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, markup=False)
-
-    def _tell(self, line: str) -> None:
-        """Say what is no result: on standard error."""
-        print(line, file=sys.stderr, flush=True)
+def publish(row: Row) -> str:
+    """Put a score into the run's W&B run, at its last step; return the line that says where to look."""
+    model = row.model
+    config, logger, identity = check_can_publish(model)
+    parent = {} if identity.parent is None else {"parent": dict(identity.parent)}
+    monitor = monitors.open_wandb(
+        logger,
+        folder=model.folder.absolute(),
+        name=config.name or model.folder.absolute().name,
+        run_id=identity.run_id,
+        settings=plain(config) | parent,
+    )
+    figures = {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
+    values = {
+        f"{names.EVALUATION}/{row.split}/{name}": value for name, value in figures.items() if math.isfinite(value)
+    }
+    try:
+        if monitor.logger is not None:
+            monitor.logger.log_metrics(values, step=step_at_end(model.folder))
+    finally:
+        monitors.finish(exit_code_at_end(model.folder))
+    return monitor.where

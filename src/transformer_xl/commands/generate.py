@@ -19,8 +19,7 @@ from transformer_xl.settings import parse
 
 if TYPE_CHECKING:
     from transformer_xl.commands.generating.text_batches import Made, Maker
-    from transformer_xl.commands.sources import Source
-    from transformer_xl.placement import Placed
+    from transformer_xl.commands.models import LoadedModel, NamedModel
 
 
 def main() -> None:
@@ -45,10 +44,10 @@ def generate(composed: DictConfig, context: RunContext) -> None:
     generation_settings.check(config)
     prompts = read_prompts(config)
     from transformer_xl.commands.generating.conversation import Conversation, converse  # torch takes seconds
-    from transformer_xl.commands.sources import find_source
+    from transformer_xl.commands.models import find_model
 
-    source = find_source(config.run, checkpoint=config.checkpoint)
-    placed = source.placed(device=config.device, precision=config.precision)
+    source = find_model(config.run, checkpoint=config.checkpoint)
+    placed = source.load(device=config.device, precision=config.precision)
     maker = _maker(config, source, placed)
     tokens = [maker.codec.tokens_of(prompt) for prompt in prompts if prompt.text or not config.interactive]
     shown = [maker.codec.shown(prompt) if config.echo else "" for prompt in prompts]
@@ -64,7 +63,7 @@ def generate(composed: DictConfig, context: RunContext) -> None:
             _print_several(maker, tokens, config, shown=shown)
 
 
-def _maker(config: GenerateConfig, source: Source, placed: Placed) -> Maker:
+def _maker(config: GenerateConfig, source: NamedModel, placed: LoadedModel) -> Maker:
     """Give what makes texts as the settings say.
 
     Raises:
@@ -99,7 +98,7 @@ def _maker(config: GenerateConfig, source: Source, placed: Placed) -> Maker:
     return maker
 
 
-def _introduce(source: Source, placed: Placed) -> None:
+def _introduce(source: NamedModel, placed: LoadedModel) -> None:
     from transformer_xl.commands.closed_pipe import note
 
     model = placed.model

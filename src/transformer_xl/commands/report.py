@@ -19,7 +19,7 @@ from transformer_xl.config import EvalConfig, LongEvalConfig
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
 from transformer_xl.settings import plain, replace
@@ -28,7 +28,7 @@ from transformer_xl.training.loggers import UPLOAD_WITH
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.02
-_NARROW = {"bits a byte": "bits\na byte", "segment / memory": "segment /\nmemory"}  # 80 columns hold a unit more
+_NARROW = {"bits per byte": "bits /\nbyte", "segment / memory": "segment /\nmemory"}  # 80 columns hold a unit more
 
 
 class Row(NamedTuple):
@@ -107,7 +107,7 @@ def _read(
     score = evaluate(
         model,
         source,
-        lengths=lengths,
+        context_of(lengths),
         max_tokens=max_tokens,
         limit=limit,
         zero_start=zero_start,

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, standard_input
+from transformer_xl.commands.models import NamedModel, find_model
 from transformer_xl.commands.score import STANDARD_INPUT, check_carried
 from transformer_xl.commands.score_printing import ScorePrinter
-from transformer_xl.commands.sources import Source, find_source
 from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import CorpusConfig
@@ -39,8 +39,8 @@ class ScoringRun:
         """
         self._config = config
         reads_on = config.context == "carry"
-        self._source = find_source(config.run, checkpoint=config.checkpoint)
-        self._placed = self._source.placed(device=config.device, precision=config.precision)
+        self._source = find_model(config.run, checkpoint=config.checkpoint)
+        self._placed = self._source.load(device=config.device, precision=config.precision)
         model = self._placed.model
         self._vocabulary: Tokenizer = model.vocabulary or SymbolTokenizer(model.vocab_size)
         self._encoder = TextEncoder(
@@ -196,7 +196,7 @@ class ScoringRun:
         return f"texts={self._config.texts}, {place}{error}"
 
 
-def _lengths(config: ScoreConfig, source: Source, model: LanguageModel) -> ReadingLengths:
+def _lengths(config: ScoreConfig, source: NamedModel, model: LanguageModel) -> ReadingLengths:
     of_run = _SEGMENT_LEN if source.config is None else source.config.data.segment_len
     own = min(of_run, model.max_segment_len or of_run)
     memory = config.memory
@@ -209,7 +209,7 @@ def _lengths(config: ScoreConfig, source: Source, model: LanguageModel) -> Readi
     )
 
 
-def _has_line_ends(source: Source) -> bool:
+def _has_line_ends(source: NamedModel) -> bool:
     data = None if source.config is None else source.config.data
     return not (isinstance(data, CorpusConfig) and data.newline == "drop")
 

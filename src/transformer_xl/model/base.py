@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -36,6 +36,10 @@ class Context:
     clamp_len: int | None
     same_length: bool
     stride: int | None = None
+
+    def resolved(self, **asked: object) -> Context:
+        """Return this context with the values that are asked for; "own" leaves this one's."""
+        return replace(self, **{name: value for name, value in asked.items() if value != "own"})  # type: ignore[arg-type]
 
 
 class ModelOutput(NamedTuple):
@@ -177,6 +181,15 @@ class LanguageModel(nn.Module, ABC):
             ValueError: the model has no attention.
         """
         raise ValueError(f"{self.config.kind} has no attention, and so no weights of it")
+
+    def own_context(self, *, segment_len: int) -> Context:
+        """Return the context of the model's own lengths, with segments no longer than it can read."""
+        return Context(
+            segment_len=min(segment_len, self.max_segment_len or segment_len),
+            mem_len=self.mem_len,
+            clamp_len=self.clamp_len,
+            same_length=self.same_length,
+        )
 
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
         """Give the same model, its parameters shared, that looks at its context by another rule."""

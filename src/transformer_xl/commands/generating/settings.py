@@ -10,7 +10,7 @@ from transformer_xl.inference.drawing_rule import DrawingRule
 from transformer_xl.inference_config import GenerateConfig, SamplingConfig
 
 if TYPE_CHECKING:
-    from transformer_xl.commands.sources import Source
+    from transformer_xl.commands.models import NamedModel
     from transformer_xl.inference.reading_on import ReadingRule
 
 _SEGMENT_LEN = 128
@@ -70,7 +70,7 @@ def drawing_rule(sampling: SamplingConfig) -> DrawingRule:
     )
 
 
-def reading_rule(config: GenerateConfig, source: Source) -> ReadingRule:
+def reading_rule(config: GenerateConfig, source: NamedModel) -> ReadingRule:
     """Give the rule by which texts are read: the model's and its run's own where nothing else is asked for."""
     from transformer_xl.inference.reading_on import ReadingRule
 

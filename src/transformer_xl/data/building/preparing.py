@@ -97,7 +97,8 @@ def prepare(
             are_documents=reading.are_documents,
             max_eval_bytes=_max_eval_bytes(config, reading),
         )
-    if not total_size(splits["train"]):
+    is_for_evaluation = getattr(config, "test_fraction", 0) == 1  # and read with a trained model's vocabulary
+    if not total_size(splits["train"]) and not is_for_evaluation:
         raise UserError(f"{sources.setting}, which has no text for training")
     return Prepared(
         splits=splits,

@@ -1,7 +1,8 @@
-"""Scores of a split, against predictions made one by one."""
+"""Scores of a split, against predictions made one by one, and where its losses lie, against counting them."""
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,11 +13,20 @@ import torch
 from tests.conftest import tiny_model_config
 from tests.data.laid_out import evaluation_lanes
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import LaneSource
+from transformer_xl.data.lanes import CorpusLanes, LaneSource, Sequential
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.data_config import RecallConfig
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import (
+    SplitLosses,
+    context_of,
+    distance_classes,
+    evaluate,
+    mean_by_class,
+    paired_difference,
+    position_classes,
+    read_split,
+)
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.registry import make_model
 from transformer_xl.scores import Score
@@ -41,7 +51,7 @@ def source(batch_size: int) -> LaneSource:
 
 def score(model: LanguageModel, lanes: LaneSource, *, max_tokens: int | None = None, **changes: Any) -> Score:
     changed = lengths(batch_size=lanes.batch_size, **changes)
-    return evaluate(model, lanes, lengths=changed, max_tokens=max_tokens, zero_start=False, autocast=nullcontext)
+    return evaluate(model, lanes, context_of(changed), max_tokens=max_tokens, autocast=nullcontext)
 
 
 @torch.no_grad()
@@ -78,7 +88,7 @@ def test_a_split_is_scored_as_the_model_reads_it(model: LanguageModel, same_leng
         resets_BT = batch.resets_BT & (not zero_start or batch.step > 1)
         nll_BT, memory = reader.nll(batch.tokens_BT, batch.targets_BT, memory, resets_BT)
         nll_sum += float(nll_BT.sum())
-    found = evaluate(model, source(3), lengths=lengths(**changes), zero_start=zero_start, autocast=nullcontext)
+    found = evaluate(model, source(3), context_of(lengths(**changes)), zero_start=zero_start, autocast=nullcontext)
     assert found.tokens == 47
     assert found.loss == pytest.approx(nll_sum / 47, rel=1e-9)
 
@@ -129,3 +139,66 @@ def test_a_limit_counts_only_what_is_counted(model: LanguageModel) -> None:
     )
     lanes = Recall(config=config, seed=1).lanes("test", batch_size=2, segment_len=5, evaluation=True)
     assert 40 <= score(model, lanes, max_tokens=40).tokens < 50
+
+
+STARTS = np.array([0, 4, 11, 12, 30, 47])
+WITH_DOCUMENTS = CorpusLanes(
+    order=Sequential(tokens=TOKENS, starts=STARTS), batch_size=3, evaluation=True, resets=True
+)  # 47 predictions in lanes of 16, the last of which is padded
+
+
+def losses_of(values: np.ndarray, *, lanes: int) -> SplitLosses:
+    padded = np.full(lanes * -(-len(values) // lanes), math.nan)
+    padded[: len(values)] = values
+    return SplitLosses(score=Score(0.0, 0), losses=padded.reshape(lanes, -1), predictions=len(values))
+
+
+def place_of(prediction: int, stride: int | None) -> int:
+    position = prediction % 16
+    if stride is None:
+        return position % 5
+    return position - max(0, -(-(position - 4) // stride)) * stride
+
+
+@pytest.mark.parametrize("stride", [None, 1, 3])
+def test_every_prediction_counts_once_in_its_class(stride: int | None) -> None:
+    losses = 0.5 + np.arange(47) % 13 + np.arange(47) / 64
+    found = losses_of(losses, lanes=3)
+    places = [place_of(prediction, stride) for prediction in range(47)]
+    starts = [max(prediction // 16 * 16, int(STARTS[prediction >= STARTS].max())) for prediction in range(47)]
+    buckets = [int(math.log2(prediction - start + 1)) for prediction, start in enumerate(starts)]
+    for classes, expected in (
+        (position_classes(WITH_DOCUMENTS, context_of(lengths(stride=stride))), places),
+        (distance_classes(WITH_DOCUMENTS), buckets),
+    ):
+        means = mean_by_class(found.losses, classes)
+        for number in range(max(expected) + 1):
+            group = losses[np.array(expected) == number]
+            assert means.counts[number] == len(group)
+            assert means.means[number] == pytest.approx(group.mean() if len(group) else math.nan, nan_ok=True)
+            error = group.std(ddof=1) / math.sqrt(len(group)) if len(group) > 1 else math.nan
+            assert means.errors[number] == pytest.approx(error, nan_ok=True)
+    assert distance_classes(WITH_DOCUMENTS).labels[:4].tolist() == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("stride", [None, 2])
+def test_each_loss_stands_at_its_place_in_the_text(model: LanguageModel, stride: int | None) -> None:
+    read = [
+        read_split(model, source(lanes), context_of(lengths(stride=stride)), autocast=nullcontext) for lanes in (1, 3)
+    ]
+    for found in read:
+        assert found.predictions == len(found.in_order) == 47
+        assert np.nanmean(found.losses) == pytest.approx(found.score.loss, rel=1e-12)
+    # the first lane begins where the text does, with any number of lanes
+    assert read[0].in_order[:16] == pytest.approx(read[1].in_order[:16], rel=1e-9)
+    part = read_split(model, source(3), context_of(lengths()), max_tokens=15, autocast=nullcontext)
+    assert np.isfinite(part.losses).sum(axis=1).tolist() == [5, 5, 5]
+
+
+def test_readings_are_compared_token_by_token() -> None:
+    first, other = np.arange(10.0), np.arange(10.0) ** 2
+    difference = paired_difference(losses_of(other, lanes=3), losses_of(first, lanes=2))
+    assert difference is not None
+    assert difference.reshape(-1)[:10].tolist() == (other - first).tolist()
+    assert np.isnan(difference.reshape(-1)[10:]).all()
+    assert paired_difference(losses_of(other, lanes=1), losses_of(first[:9], lanes=1)) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.model.kinds import model_of
+from transformer_xl.commands.models import place
 from transformer_xl.errors import UserError
-from transformer_xl.placement import place
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu:7", "cuda:x", "gpu", "", "xpu"])

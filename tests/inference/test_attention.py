@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.kinds import RECURRENT, model_of
+from tests.model.kinds import model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import LaneSource, Sequential, evaluation_lanes
 from transformer_xl.data.stream import EvalStream
-from transformer_xl.errors import UserError
-from transformer_xl.inference.looking import AttentionByDistance, attention_by_distance
+from transformer_xl.inference.attention import AttentionByDistance, attention_by_distance
+from transformer_xl.inference.evaluate import context_of
 
 T, M = 5, 7
 TOKENS = np.random.default_rng(0).integers(0, V, 51).astype(np.uint8)
@@ -37,9 +37,7 @@ def looked_at(
     model: Any, reading: EvalConfig, *, max_tokens: int, borders: tuple[int, ...] = BORDERS
 ) -> AttentionByDistance:
     lanes = source(reading.batch_size, borders=borders)
-    return attention_by_distance(
-        model, lanes, lengths=reading, lanes=range(reading.batch_size), max_tokens=max_tokens, autocast=nullcontext
-    )
+    return attention_by_distance(model, lanes, context_of(reading), max_tokens=max_tokens, autocast=nullcontext)
 
 
 @torch.no_grad()
@@ -101,9 +99,3 @@ def test_a_distance_that_few_see_has_the_mean_of_those_that_do() -> None:
     assert found.weight_where_seen[0, 0, -1] == pytest.approx(found.weight[0, 0, -1] / found.seen[-1])
     unseen = looked_at(model_of("transformer_xl"), lengths(same_length=True), max_tokens=144)
     assert np.isnan(unseen.weight_where_seen[..., M:]).all()
-
-
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_a_network_without_attention_is_refused_by_the_settings_name(kind: str) -> None:
-    with pytest.raises(UserError, match=f"eval.attention is true, and must be false for {kind}"):
-        looked_at(model_of(kind), lengths(), max_tokens=10)

@@ -1,1 +1,0 @@
-"""What `evaluate.py` is made of: readings, processes, tables, pictures, pages."""

@@ -1,0 +1,237 @@
+"""Scores of a split: every prediction is made once, with a memory that goes from segment to segment, or in windows.
+
+Letters: B lanes, T tokens of a segment, P positions of a lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transformer_xl.data.lanes import NOT_COUNTED, LaneSource
+from transformer_xl.data.stream import EvalStream
+from transformer_xl.model.base import Context, LanguageModel
+from transformer_xl.model.streaming import stream
+from transformer_xl.scores import Score
+
+_POSITIONS_AT_ONCE = 1 << 16
+_BUCKETS = 41
+"""Powers of two, far beyond the longest text."""
+
+Autocast = Callable[[], AbstractContextManager[object]]
+Progress = Callable[[int, Tensor], None]
+"""Called after each segment with the predictions made so far and the sum of their losses, on the model's device."""
+
+
+class Lengths(Protocol):
+    """Settings that say how a split is read, as those of `eval.*`."""
+
+    @property
+    def segment_len(self) -> int: ...
+    @property
+    def mem_len(self) -> int: ...
+    @property
+    def clamp_len(self) -> int | None: ...
+    @property
+    def same_length(self) -> bool: ...
+    @property
+    def stride(self) -> int | None: ...
+
+
+def context_of(lengths: Lengths) -> Context:
+    """Return the context that settings ask for."""
+    return Context(
+        segment_len=lengths.segment_len,
+        mem_len=lengths.mem_len,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+        stride=lengths.stride,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitLosses:
+    """The losses of a split, or of its beginning.
+
+    Attributes:
+        score: their mean over all predictions.
+        losses: of each position (lanes, positions), in nats; NaN where no prediction was made or counted.
+        predictions: positions of the text; lane after lane, further ones are padding.
+    """
+
+    score: Score
+    losses: NDArray[np.floating[Any]]
+    predictions: int
+
+    @property
+    def in_order(self) -> NDArray[np.floating[Any]]:
+        """The losses in the order of the text, whatever the number of lanes."""
+        return self.losses.reshape(-1)[: self.predictions]
+
+
+@torch.no_grad()
+def read_split(
+    model: LanguageModel,
+    source: LaneSource,
+    context: Context,
+    *,
+    max_tokens: int | None = None,
+    limit: int | None = None,
+    zero_start: bool = False,
+    autocast: Autocast,
+    progress: Progress | None = None,
+) -> SplitLosses:
+    """Read a split, every prediction once; windows (`context.stride`) never see memory.
+
+    Args:
+        model: in evaluation mode.
+        source: the split's lanes.
+        context: how to read.
+        max_tokens: stop after the segment or window by which this many predictions are counted; None: read all.
+        limit: stop after so many segments or windows; None: read all.
+        zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
+        autocast: gives the context in which the model is called.
+        progress: see `Progress`.
+    """
+    device, lanes = next(model.parameters()).device, source.batch_size
+    session = stream(
+        model,
+        batch_size=lanes,
+        mem_len=context.mem_len,
+        clamp_len=context.clamp_len,
+        same_length=context.same_length,
+    )
+    batches = EvalStream(
+        source=source, segment_len=context.segment_len, stride=context.stride, lanes=range(lanes), device=device
+    )
+    overlap = 0 if context.stride is None else context.segment_len - context.stride
+    nll_sum = torch.zeros((), dtype=torch.float64, device=device)
+    tokens, found = 0, []
+    with autocast():  # once for all segments: it keeps the weights that it rounds until it ends
+        for batch in batches:
+            if zero_start and batch.step == 1:
+                batch.resets_BT[:, 0] = False  # which would hide the zeros
+                session.start_from(model.zero_memory(batch_size=lanes, mem_len=context.mem_len))
+            targets = batch.targets_BT.to(device)
+            nll = session.nll(batch.tokens_BT.to(device), targets, batch.resets_BT.to(device))
+            nll_sum.add_(nll.sum(dtype=torch.float64))
+            known = nll.masked_fill(targets == NOT_COUNTED, math.nan)
+            found.append(known[:, overlap if batch.step > 1 else 0 :])
+            tokens += batch.counted
+            if progress is not None:
+                progress(tokens, nll_sum)
+            if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
+                break
+    joined = torch.cat(found, dim=1)
+    read = joined.to(torch.promote_types(joined.dtype, torch.float32)).cpu().numpy()
+    losses = np.full((lanes, source.lane_len), math.nan, read.dtype)
+    losses[:, : read.shape[1]] = read
+    score = Score(float(nll_sum) / tokens if tokens else math.nan, tokens)
+    return SplitLosses(score=score, losses=losses, predictions=source.predictions)
+
+
+def evaluate(
+    model: LanguageModel,
+    source: LaneSource,
+    context: Context,
+    *,
+    max_tokens: int | None = None,
+    limit: int | None = None,
+    zero_start: bool = False,
+    autocast: Autocast,
+) -> Score:
+    """Score a split; see `read_split`."""
+    return read_split(
+        model, source, context, max_tokens=max_tokens, limit=limit, zero_start=zero_start, autocast=autocast
+    ).score
+
+
+class ClassMeans(NamedTuple):
+    """Losses averaged by class.
+
+    Attributes:
+        labels: of each class: the first place, or distance, that belongs to it.
+        counts: predictions of each class.
+        means: mean loss in nats; NaN where the class is empty.
+        errors: standard error of each mean, as if losses were independent; NaN where there are fewer than two.
+    """
+
+    labels: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    means: NDArray[np.float64]
+    errors: NDArray[np.float64]
+
+
+class Classes(NamedTuple):
+    """A class for each position (lanes, positions), and the label of each class."""
+
+    of: NDArray[np.integer[Any]]
+    labels: NDArray[np.int64]
+
+
+def position_classes(source: LaneSource, context: Context) -> Classes:
+    """Sort positions by their place in the segment or window, from 1.
+
+    Without memory the first place has read one token, the second two, and so on: the fragmentation of the context. With
+    a memory all have read about as much. Of windows that overlap only the first counts its first places.
+    """
+    longest = min(context.segment_len, source.lane_len)
+    positions = np.arange(source.lane_len)
+    step = context.segment_len if context.stride is None else context.stride
+    windows = np.maximum(0, -(-(positions - context.segment_len + 1) // step))
+    places = (positions - windows * step).astype(np.min_scalar_type(longest))
+    return Classes(np.broadcast_to(places, (source.batch_size, source.lane_len)), np.arange(1, longest + 1))
+
+
+def distance_classes(source: LaneSource) -> Classes:
+    """Sort positions by how many tokens of its document a prediction can look back on, its input among them.
+
+    The class k holds those of 2^k tokens and more, up to 2^(k+1) - 1. A document begins at a reset; in a corpus without
+    borders of documents the whole lane is one.
+    """
+    buckets = np.empty((source.batch_size, source.lane_len), np.uint8)
+    begun = np.zeros((source.batch_size, 1), np.int64)
+    for start in range(0, source.lane_len, _POSITIONS_AT_ONCE):
+        stop = min(start + _POSITIONS_AT_ONCE, source.lane_len)
+        resets = source.read(epoch=0, lanes=range(source.batch_size), start=start, stop=stop).resets_BT
+        positions = np.arange(start, stop)
+        begins = np.maximum(np.maximum.accumulate(np.where(resets, positions, 0), axis=1), begun)
+        begun = begins[:, -1:]
+        buckets[:, start:stop] = np.frexp(positions - begins + 1)[1] - 1
+    return Classes(buckets, 2 ** np.arange(_BUCKETS))
+
+
+def mean_by_class(losses: NDArray[np.floating[Any]], classes: Classes) -> ClassMeans:
+    """Average losses (lanes, positions), or differences of losses, by class; NaN counts nowhere."""
+    counts, sums, squares = (np.zeros(len(classes.labels)) for _ in range(3))
+    for start in range(0, losses.shape[1], _POSITIONS_AT_ONCE):
+        part = losses[:, start : start + _POSITIONS_AT_ONCE]
+        some = ~np.isnan(part)
+        values = part[some].astype(np.float64)
+        chosen = classes.of[:, start : start + _POSITIONS_AT_ONCE][some]
+        for total, weights in ((counts, None), (sums, values), (squares, values**2)):
+            total += np.bincount(chosen, weights, minlength=len(total))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = sums / counts
+        errors = np.sqrt(np.maximum(squares - sums * means, 0) / (counts * (counts - 1)))
+    return ClassMeans(classes.labels, counts.astype(np.int64), means, errors)
+
+
+def paired_difference(read: SplitLosses, other: SplitLosses) -> NDArray[np.floating[Any]] | None:
+    """Return losses less those of another reading of the same text, shaped as the first; None where no text is shared.
+
+    Their mean has a far smaller error than either loss: what makes a token hard is the same for both.
+    """
+    if read.predictions != other.predictions:
+        return None
+    difference = np.full(read.losses.size, math.nan, np.float64)
+    difference[: read.predictions] = read.in_order - other.in_order
+    return difference.reshape(read.losses.shape)

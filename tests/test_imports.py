@@ -27,7 +27,7 @@ LAYERS = [
     {"training", "inference", "interop"},
     {
         *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
-        *("resume_rules", "resuming", "freed_memory", "placement"),
+        *("resume_rules", "resuming", "freed_memory"),
     },
     {"commands"},
 ]

@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 from tests.model.kinds import config_of
 from transformer_xl.commands import command_line
 from transformer_xl.commands.score import check, score
-from transformer_xl.commands.score_printing import ScorePrinter, text_of
+from transformer_xl.commands.score_printing import ScorePrinter
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
@@ -354,7 +354,7 @@ def test_columns_stand_below_each_other_on_a_terminal(monkeypatch: pytest.Monkey
     [(ENDS, 32, " "), (ENDS, 10, "\n"), (ENDS, 0xC3, "b'\\xc3'"), (ENDS, 256, "<eod>"), (WORDS, 0, "<eos>")],
 )
 def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Tokenizer, number: int, text: str) -> None:
-    assert text_of(number, vocabulary) == text
+    assert vocabulary.text_of(number) == text
 
 
 @pytest.mark.slow

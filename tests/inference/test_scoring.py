@@ -24,7 +24,7 @@ from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference import texts
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts
 from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Part, Unit, read_texts
@@ -60,7 +60,7 @@ def evaluated(model: LanguageModel, ids: Sequence[int], **changes: Any) -> float
     """The sum of losses that evaluation in one lane gives for all tokens but the first."""
     values = {"batch_size": 1, "segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False, "stride": None}
     lanes = evaluation_lanes(np.array(ids, np.uint8), batch_size=1, split="test")
-    score = evaluate(model, lanes, lengths=EvalConfig(**(values | changes)), autocast=nullcontext)
+    score = evaluate(model, lanes, context_of(EvalConfig(**(values | changes))), autocast=nullcontext)
     return score.loss * score.tokens
 
 

@@ -183,8 +183,9 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
         columns["params"] = [_short(sum(weights.numel() for weights in row.loaded.model.parameters())) for row in rows]
     columns["loss"] = [_figure(row.score.loss) for row in rows]
     for name in _units(rows):
-        title = in_words(name).replace("bits per byte", "bits /\nbyte")
-        columns[title] = [_figure(row.unit.figures(row.score.loss)[name]) for row in rows]
+        columns[in_words(name).replace("bits per byte", "bits /\nbyte")] = [
+            _figure(row.unit.figures(row.score.loss)[name]) for row in rows
+        ]
     columns["segment /\nmemory"] = [_lengths(row) for row in rows]
     columns["clamp"] = ["off" if (clamp := row.reading.context.clamp_len) is None else f"{clamp:,}" for row in rows]
     columns["same\nlength"] = ["yes" if row.reading.context.same_length else "no" for row in rows]

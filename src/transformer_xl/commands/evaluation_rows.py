@@ -244,6 +244,7 @@ def _open_corpus(model: NamedModel, loaded: LoadedModel, settings: DataConfig, *
         given = None if vocabulary is None else fitting(vocabulary, settings)
         if is_own and model.config is not None and model.config.init_from is None:
             given = None  # the text's own: as in training
+        assert isinstance(settings, StoredConfig)
         data = open_corpus(settings, announce=tell, seed=seed, vocabulary=given)
     if vocabulary is None:
         if data.vocabulary.size != loaded.model.vocab_size:
@@ -310,8 +311,8 @@ def _contexts(own: Context, asked: ReadingConfig) -> list[Context]:
         if not values:
             raise UserError(f"eval.{name} is [], and must have a value")
     contexts = []
-    for values in itertools.product(*listed.values()):
-        given = dict(zip(listed, values, strict=True))
+    for chosen in itertools.product(*listed.values()):
+        given = dict(zip(listed, chosen, strict=True))
         context = own.resolved(**given, stride=asked.stride)
         if context.mem_len == 0 and given["same_length"] == "own":
             context = dataclasses.replace(

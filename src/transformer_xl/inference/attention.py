@@ -72,7 +72,9 @@ def attention_by_distance(
     reader = model.with_context(clamp_len=context.clamp_len, same_length=context.same_length)
     memory = reader.empty_memory(lanes, mem_len)
     distances = mem_len + segment_len
-    weight, in_memory, seen, predictions = None, 0.0, torch.zeros(distances, dtype=torch.float64, device=device), 0
+    weight_sum: torch.Tensor | None = None
+    memory_sum = torch.zeros((), dtype=torch.float64, device=device)
+    seen, predictions = torch.zeros(distances, dtype=torch.float64, device=device), 0
     batches = EvalStream(
         source=source, segment_len=segment_len, stride=context.stride, lanes=range(lanes), device=device
     )
@@ -85,22 +87,22 @@ def attention_by_distance(
             # a key that comes later has no weight, and adds nothing to distance 0
             distance = (place[keys - queries :, None] - place).clamp(min=0).flatten()
             summed = (weights * counted[:, None, :, None]).sum(dim=1, dtype=torch.float64)
-            if weight is None:
-                weight = torch.zeros(*summed.shape[:2], distances, dtype=torch.float64, device=device)
-            weight.index_add_(2, distance, summed.flatten(2))
-            in_memory = in_memory + summed[..., : keys - queries].sum(dim=(2, 3))
+            if weight_sum is None:
+                weight_sum = torch.zeros(*summed.shape[:2], distances, dtype=torch.float64, device=device)
+            weight_sum.index_add_(2, distance, summed.flatten(2))
+            memory_sum = memory_sum + summed[..., : keys - queries].sum(dim=(2, 3))
             visible = (weights[0] > 0).any(dim=1) & counted[..., None]  # of the first layer: all see the same
             seen.index_add_(0, distance, visible.sum(dim=0, dtype=torch.float64).flatten())
             predictions += int(counted.sum())
             if predictions == max_tokens:
                 break
-    assert weight is not None
-    if not bool(weight.isfinite().all()):
+    assert weight_sum is not None
+    if not bool(weight_sum.isfinite().all()):
         raise UserError("eval.attention is true, and the model's attention is not finite: its weights are damaged")
     return AttentionByDistance(
-        weight=(weight / predictions).cpu().numpy(),
+        weight=(weight_sum / predictions).cpu().numpy(),
         seen=(seen / predictions).cpu().numpy(),
-        memory_share=(in_memory / predictions).cpu().numpy(),
+        memory_share=(memory_sum / predictions).cpu().numpy(),
         predictions=predictions,
         lanes=lanes,
         segment_len=segment_len,

@@ -164,7 +164,7 @@ class ClassMeans(NamedTuple):
         errors: standard error of each mean, as if losses were independent; NaN where there are fewer than two.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     counts: NDArray[np.int64]
     means: NDArray[np.float64]
     errors: NDArray[np.float64]

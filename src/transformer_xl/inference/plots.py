@@ -150,7 +150,8 @@ def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> No
     columns = min(_ATTENTION_COLUMNS, layers)
     rows = math.ceil(layers / columns)
     figure = Figure(figsize=(max(7.0, 3.2 * columns), 2.3 * rows + 3.2), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[2.3 * rows + 0.5, 2.7])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[2.3 * rows + 0.5, 2.7])
+    above, below = parts
     panels = above.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, heads))
     distance, weight = attention_bins(result.weight_where_seen)
@@ -238,7 +239,7 @@ def _draw_line(
 def _thinned(found: ClassMeans) -> ClassMeans:
     """Leave out empty classes, and join neighbours so that few points are left, evenly on a logarithmic axis."""
     some = found.counts > 0
-    labels, counts, means, errors = (part[some] for part in found)
+    labels, counts, means, errors = found.labels[some], found.counts[some], found.means[some], found.errors[some]
     if len(labels) <= _POINTS:
         return ClassMeans(labels, counts, means, errors)
     edges = np.unique(np.geomspace(1, len(labels) + 1, _POINTS + 1).round().astype(np.int64) - 1)[:-1]

@@ -125,7 +125,6 @@ def indented(text: str) -> str:
     return "".join(f"\t  {line}" for line in text.splitlines(keepends=True))
 
 
-@yet("bits per byte of words count blanks that the tokenizer throws away")
 @pytest.mark.parametrize("layout", [wider, pytest.param(indented, marks=SLOW)])
 def test_6_blanks_that_a_tokenizer_throws_away_do_not_flatter_an_evaluation(
     of_words: Path, layout: Callable[[str], str]
@@ -140,7 +139,6 @@ def test_6_blanks_that_a_tokenizer_throws_away_do_not_flatter_an_evaluation(
     assert figures[1] is None or (figures[0] is not None and figures[1] >= figures[0] * 0.999)
 
 
-@yet("bits per byte of words count blanks that the tokenizer throws away")
 def test_6_blanks_that_a_tokenizer_throws_away_do_not_flatter_a_score(of_words: Path) -> None:
     text = made_up_text(300)
     Path("lines.txt").write_text(text.splitlines()[0] + "\n" + wider(text.splitlines()[0]) + "\n")
@@ -177,7 +175,6 @@ def of_ascii(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@yet("a lossy tokenizer.json flatters bits per byte")
 def test_15_text_that_a_tokenizer_drops_does_not_flatter_a_score(of_ascii: Path) -> None:
     Path("lines.txt").write_text(f"one line of words\none line of words{CHINESE}\n")
     result = call("score", f"run={of_ascii}", "texts=lines.txt", "format=jsonl")
@@ -189,7 +186,6 @@ def test_15_text_that_a_tokenizer_drops_does_not_flatter_a_score(of_ascii: Path)
     assert mixed is None or mixed >= english * 0.999
 
 
-@yet("a lossy tokenizer.json flatters bits per byte")
 def test_15_text_that_a_tokenizer_drops_does_not_flatter_an_evaluation(of_ascii: Path) -> None:
     """After the first 64 kB, where nothing was looked at."""
     text = made_up_text(70_000)
@@ -213,7 +209,6 @@ def test_15_text_that_a_tokenizer_drops_does_not_flatter_an_evaluation(of_ascii:
     assert mixed is None or mixed >= plain * 0.98
 
 
-@yet("a lossy tokenizer.json flatters bits per byte")
 @pytest.mark.parametrize("command", ["prepare", "inspect"])
 def test_15_what_a_tokenizer_drops_is_said_or_refused(of_ascii: Path, command: str) -> None:
     Path("text.txt").write_text(made_up_text(70_000) + 700 * f"{CHINESE}\n" + made_up_text(70_000))

@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from transformer_xl.registry import nearest
+from transformer_xl.registry import nearest, outside
 from transformer_xl.settings import Amount, Count, Settings, Share, by_kind
 
-TOKENIZERS = ("byte", "char", "word", "wikitext", "bpe")
-"""Those that a corpus makes by itself; any other name is a tokenizer that another program trained."""
+_TOKENIZERS = ("byte", "char", "word", "wikitext", "bpe")
+
+
+def tokenizers() -> list[str]:
+    """Return the tokenizers that a corpus makes by itself; any other name is one that another program trained."""
+    return [*_TOKENIZERS, *(entry.name for entry in outside("tokenizer"))]
 
 
 class DataConfig(Settings):
@@ -87,13 +91,13 @@ class CorpusConfig(StoredConfig):
 
     def _tokenizer_rules(self) -> Iterator[str]:
         name, path = self.tokenizer, os.path.expanduser(self.tokenizer)
-        if name in TOKENIZERS:
+        if name in tokenizers():
             return
         if not os.path.exists(path):
             if "/" not in name:
                 yield (
-                    f"tokenizer is {name!r}, and must be one of {', '.join(TOKENIZERS)}, a tokenizer.json that "
-                    f"exists, or owner/name on the Hub; {nearest(name, list(TOKENIZERS))}"
+                    f"tokenizer is {name!r}, and must be one of {', '.join(tokenizers())}, a tokenizer.json that "
+                    f"exists, or owner/name on the Hub; {nearest(name, tokenizers())}"
                 )
         elif not os.path.isfile(path) and not os.path.isdir(path):
             yield f"tokenizer is {name!r}, which is no regular file"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Tokenizer
-from transformer_xl.data_config import TOKENIZERS, CorpusConfig, DataConfig, PublishedConfig
+from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, tokenizers
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.embedding import kept_cutoffs
@@ -70,7 +70,7 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
             f"data.tokenizer is {config.data.tokenizer!r}, and init_from={config.init_from} was trained with a "
             f"vocabulary of kind {kind!r}: leave it out"
         )
-    if kind not in TOKENIZERS:
+    if kind not in tokenizers():
         return config
     return replace(config, data=replace(config.data, tokenizer=kind))
 

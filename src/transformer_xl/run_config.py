@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from transformer_xl.config import Config
-from transformer_xl.data_config import TOKENIZERS, CorpusConfig, StoredConfig
+from transformer_xl.data_config import CorpusConfig, StoredConfig, tokenizers
 from transformer_xl.errors import UserError, naming_file
 from transformer_xl.registry import nearest
 from transformer_xl.resume_rules import refusal
@@ -167,7 +167,7 @@ def write_config(config: Config, folder: Path) -> None:
 def expanded(config: Config) -> Config:
     """Replace a leading `~` in paths by the home folder."""
     data = config.data
-    if isinstance(data, CorpusConfig) and data.tokenizer not in TOKENIZERS:
+    if isinstance(data, CorpusConfig) and data.tokenizer not in tokenizers():
         path = os.path.expanduser(data.tokenizer)
         if os.path.exists(path):  # a resume may come from another folder
             data = replace(data, tokenizer=os.path.abspath(path))

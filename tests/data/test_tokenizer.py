@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 
+from tests.data.conftest import TextConfigs
 from tests.data.tokenizers_of_others import byte_fallback, learnt
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
+from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.tokenizer import (
     EOD,
     UNK,
@@ -27,7 +32,7 @@ from transformer_xl.data.tokenizer import (
 )
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.registry import lookup
+from transformer_xl.registry import lookup, register
 
 MOSES = ["<eos>", "<unk>", "the", '"', "'", "'s", "@-@", "@,@", "@.@", "23", "000", ",", ".", "(", ")", "dogs"]
 SYMBOLS = ["<eos>", "the", "cat", "<unk>"]
@@ -321,6 +326,48 @@ def test_symbols_are_shown_on_one_line() -> None:
         " ",
         r"b'\xe9'",
     ]
+
+
+@register("tokenizer", "pairs of this test")
+class Pairs(Tokenizer):
+    """Pairs of letters: what a tokenizer from outside defines."""
+
+    kind = "pairs of this test"
+    unit = "bpb"
+
+    def __init__(self, pairs: list[str]) -> None:
+        self.pairs = pairs
+        self.size = len(pairs)
+
+    @classmethod
+    def learn(cls, parts: Iterable[Part], settings: LearnSettings) -> Pairs:
+        texts = (part.data.decode() for part in parts)
+        return cls(sorted({text[place : place + 2] for text in texts for place in range(0, len(text), 2)}))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Pairs:
+        return cls(data["pairs"])
+
+    def to_json(self) -> dict[str, object]:
+        return {"format": 1, "kind": self.kind, "pairs": self.pairs}
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.array([self.pairs.index(text[place : place + 2]) for place in range(0, len(text), 2)], np.int64)
+
+    def decode(self, ids: ArrayLike) -> str:
+        return "".join(self.pairs[number] for number in np.asarray(ids).tolist())
+
+
+def test_a_tokenizer_from_outside_makes_a_corpus(tmp_path: Path, text_config: TextConfigs) -> None:
+    (tmp_path / "text.txt").write_text("\u4ed6abab" * 99)
+    config = text_config(tmp_path / "text.txt", tokenizer=Pairs.kind, valid_fraction=0.0, test_fraction=0.0)
+    found = open_corpus(config, announce=print, seed=0)
+    assert found.vocabulary.decode(found.splits["train"]) == "\u4ed6abab" * 99
+    assert found.text_bytes["train"] == 7 * 99
+    assert load_vocabulary(found.folder / "vocabulary.json").hash() == found.vocabulary.hash()
+    assert found.vocabulary.symbol(0) == "ab"
+    decoder = found.vocabulary.decoder()
+    assert [decoder.feed(number) for number in found.splits["train"][:2].tolist()] == ["\u4ed6a", "ba"]
 
 
 @pytest.mark.parametrize(

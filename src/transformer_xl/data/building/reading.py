@@ -12,7 +12,7 @@ from transformer_xl.data.building.decoding import is_utf8
 from transformer_xl.data.building.text import Chunk, Stretch, read_chunks
 from transformer_xl.data.subwords import SubwordTokenizer, load_pretrained, local_path
 from transformer_xl.data.tokenizer import EncodeError, LearnSettings, Part, Tokenizer, character_border
-from transformer_xl.data_config import TOKENIZERS, CorpusConfig, CountedConfig, PublishedConfig, TextConfig
+from transformer_xl.data_config import CorpusConfig, CountedConfig, PublishedConfig, TextConfig, tokenizers
 from transformer_xl.errors import UserError
 
 _LINE_END_BYTES = b"\r\n"
@@ -116,12 +116,12 @@ def _kind_of(config: CorpusConfig) -> str:
         return "ranked_byte"  # the published preparation takes its bytes for characters
     if config.kind == "lm1b" and config.tokenizer == "word":
         return "sentence"
-    return config.tokenizer if config.tokenizer in TOKENIZERS else SubwordTokenizer.kind
+    return config.tokenizer if config.tokenizer in tokenizers() else SubwordTokenizer.kind
 
 
 def foreign_tokenizer(config: CorpusConfig) -> Path | str | None:
     """Return the file or Hub name of a tokenizer that another program trained, where the configuration names one."""
-    if config.tokenizer in TOKENIZERS:
+    if config.tokenizer in tokenizers():
         return None
     return local_path(config.tokenizer) or config.tokenizer
 

@@ -280,7 +280,7 @@ _JOINED = ("@-@", "@,@", "@.@")
 _SPECIAL = (EOS, UNK, "<formula>")
 """Words of the text that no rule takes apart."""
 _REMEMBERED = 1 << 18
-_REMEMBERED_CHARACTERS = 24  # longer segments hardly ever come again
+_REMEMBERED_CHARACTERS = 100  # longer segments hardly ever come again
 _AT_SPECIAL = re.compile(f"({'|'.join(map(re.escape, _SPECIAL))})")
 _IN_NUMBERS = re.compile(r"(?<=\d)[,.](?=\d)")
 _BETWEEN_NUMBERS = re.compile(r" @([,.])@ ")
@@ -293,11 +293,6 @@ _PROTECTED_AT_MOST = 1000
 _SAFE_BLANKS = re.compile(
     r"(?<=[^\W_]|[\]=<>*/+_|&~^\\@#$,.;:!?)%\"\u201d\u2013\u2014-]) +"
     r"(?=[^\W_]|[\[=<>*/+_|&~^\\@#$(\"\u201c\u2013\u2014-])"
-)
-# Inside what remains: every one of these signs becomes a word, and between it and a letter or digit no rule applies,
-# but for a quotation mark after a letter, which changes places with a full stop or a comma that follows.
-_SAFE_BORDERS = re.compile(
-    r"(?<=[^\W_])(?=[\]\[=*/+_|&~^\\@#$:;?!()%{}]|,$)|(?<=[\]\[=*/+_|&~^\\@#$:;?!()%\"{}])(?=[^\W_])"
 )
 
 
@@ -330,7 +325,7 @@ class MosesRules:
         self._punctuation = [(re.compile(pattern), replacement) for pattern, replacement in rules]
         self._tokenizer: Any = Tokenizer("en")
         self._detokenizer: Any = sacremoses.MosesDetokenizer("en")
-        self._remembered: dict[str, list[str]] = {}
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._apply)
 
     def split(self, text: str) -> list[str]:
         r"""Split text whose lines end in `\n` into words, with `<eos>` for every line end.
@@ -361,27 +356,12 @@ class MosesRules:
         if not part:
             return []
         segments = _SAFE_BLANKS.split(part)
-        remembered = self._remembered
-        found = []
+        words: list[str] = []
         for segment, after in zip(segments, chain(segments[1:], [""]), strict=True):
             # Whether a full stop ends a sentence, and becomes a word, depends on what comes next.
-            key = segment + self._kind_of(after) if segment[-1:] == "." else segment
-            found.append(remembered.get(key) or self._split_segment(segment, key[len(segment) :]))
-        return list(chain.from_iterable(found))
-
-    def _split_segment(self, segment: str, after: str) -> list[str]:
-        *parts, last = _SAFE_BORDERS.split(segment)
-        words = [word for part in parts for word in self._remembered.get(part) or self._apply(part, "")]
-        words += self._remembered.get(last + after) or self._apply(last, after)
-        self._remember(segment + after, words)
+            apply = self._remembered if len(segment) <= _REMEMBERED_CHARACTERS else self._apply
+            words += apply(segment, self._kind_of(after) if segment[-1:] == "." else "")
         return words
-
-    def _remember(self, text: str, words: list[str]) -> None:
-        if len(text) > _REMEMBERED_CHARACTERS:
-            return
-        if len(self._remembered) >= _REMEMBERED:
-            self._remembered.clear()
-        self._remembered[text] = words
 
     def _kind_of(self, after: str) -> str:
         """Give the shortest text that stands for all that may follow and begins with the same kind of character."""
@@ -409,9 +389,7 @@ class MosesRules:
         )
         if after:
             words.pop()
-        split = [part for word in words for part in _IN_NUMBERS.sub(r" @\g<0>@ ", word).split()]
-        self._remember(segment + after, split)
-        return split
+        return [part for word in words for part in _IN_NUMBERS.sub(r" @\g<0>@ ", word).split()]
 
 
 @lru_cache(maxsize=1)

@@ -199,7 +199,7 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32 is none of the model's, which are 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
-        (letters, {"prompt_file": str(binary)}, "binary: the text is no UTF-8: it holds the byte 0xff"),
+        (letters, {"prompt_file": str(binary)}, "binary: the text has the byte 0xff, which is not UTF-8"),
         (symbols, {}, "^prompt is null or empty, and the symbol vocabulary .*give a prompt"),
         (symbols, {"prompt": "1", "memory__clamp_len": 3}, "clamp_len is 3"),
         (nameless, {"prompt": "a"}, "no vocabulary"),

@@ -64,14 +64,14 @@ def test_a_novel_in_gb18030(tokenizer: str, tmp_path: Path, text_config: Configs
     found, _ = opened(config)
     assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == NOVEL
     assert sum(found.text_bytes.values()) == len(NOVEL.encode())
-    with pytest.raises(UserError, match=r"novel\.txt.*in line 1.*not UTF-8"):
+    with pytest.raises(UserError, match=r"novel\.txt.*not UTF-8"):
         opened(replace(config, encoding="utf-8", tokenizer="char"))
 
 
 def test_a_bad_byte_in_each_mode(tmp_path: Path, text_config: Configs) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntw\xffo\nthree\n" * 10)
     config = text_config(tmp_path / "a.txt", tokenizer="char", valid_fraction=0.0, test_fraction=0.0)
-    with pytest.raises(UserError, match=r"a\.txt' at byte 6, .* in line 2, .* 0xff"):
+    with pytest.raises(UserError, match=r"a\.txt' at byte 6, .* 0xff"):
         opened(config)
     for errors, text, note in (("replace", "one\ntw\ufffdo\nthree\n", "put U+FFFD in 10 places"),):
         found, lines = opened(replace(config, errors=errors))

@@ -83,9 +83,15 @@ def test_the_sidecar_says_what_the_files_are(config: TextConfig, tmp_path: Path)
         {"path": "a.txt", "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": checksum}
     ]
     assert sidecar["settings"]["tokenizer"] == "byte"
-    assert (sidecar["format"], sidecar["dtype"]) == (2, "uint8")
+    assert (sidecar["format"], sidecar["dtype"]) == (3, "uint8")
     for split, tokens in found.counts().items():
-        assert sidecar["splits"][split] == {"tokens": tokens, "unknown": 0, "text_bytes": tokens, "documents": 1}
+        assert sidecar["splits"][split] == {
+            "tokens": tokens,
+            "unknown": 0,
+            "text_bytes": tokens,
+            "documents": 1,
+            "lost_bytes": 0,
+        }
     assert sidecar["vocabulary"] == {"kind": "byte", "size": 256, "hash": found.vocabulary.hash()}
     listed = hashlib.sha256(f"{checksum}  a.txt\n".encode()).hexdigest()
     assert found.fingerprint == (1, len(TEXT.encode()), listed)
@@ -136,9 +142,9 @@ def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
 
 def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(config)
-    monkeypatch.setattr(building, "FORMAT", 3)
-    monkeypatch.setattr(corpus, "FORMAT", 3)
-    monkeypatch.setattr(cache, "FORMAT", 3)
+    monkeypatch.setattr(building, "FORMAT", 4)
+    monkeypatch.setattr(corpus, "FORMAT", 4)
+    monkeypatch.setattr(cache, "FORMAT", 4)
     assert len(opened(config)[1]) == 2
 
 
@@ -151,7 +157,7 @@ HOSTILE: list[Callable[[dict[str, Any]], object]] = [
     lambda sidecar: [],
     lambda sidecar: None,
     lambda sidecar: {},
-    lambda sidecar: sidecar | {"format": 3},
+    lambda sidecar: sidecar | {"format": 4},
     lambda sidecar: sidecar | {"splits": None},
     lambda sidecar: with_split(sidecar, tokens=1),
     lambda sidecar: with_split(sidecar, tokens=-1),

@@ -141,19 +141,19 @@ def test_bytes_need_not_be_utf8() -> None:
 def test_what_a_vocabulary_lacks_is_named_with_its_place() -> None:
     for character in "c\u4e2d\U0001f600":
         for known in (CharTokenizer(["a", "\u00e9"]), CharTokenizer(["a", "\u00e9", EOD])):
-            with pytest.raises(EncodeError, match=rf"byte 3.*U\+{ord(character):04X}.*of 2 characters lacks") as caught:
+            with pytest.raises(EncodeError, match=rf"U\+{ord(character):04X}.*of 2 characters lacks.*byte 3") as caught:
                 known.encode(f"a\u00e9{character}a{character}")
             assert pickle.loads(pickle.dumps(caught.value)).byte == 3
     lower = CharTokenizer(["i", "\u0307", "a"], lower_case=True)
     assert lower.encode("A\u0130").tolist() == [2, 0, 1], "this letter becomes two"
-    with pytest.raises(EncodeError, match=r"byte 4.*'Z' \(U\+005A\)"):
+    with pytest.raises(EncodeError, match=r"'Z' \(U\+005A\).*byte 4"):
         lower.encode("\u0130\u0130Za")
-    with pytest.raises(EncodeError, match=r"byte 3.*byte 0x61.*of 4 bytes lacks"):
+    with pytest.raises(EncodeError, match=r"byte 0x61.*of 4 bytes lacks.*at byte 3"):
         KINDS["ranked_byte"].encode("e\u00e9a")
     for tokenizer in (KINDS["byte"], KINDS["char"], KINDS["bpe"]):
-        with pytest.raises(EncodeError, match=r"byte 1,.*U\+D800"):
+        with pytest.raises(EncodeError, match=r"U\+D800.*byte 1,"):
             tokenizer.encode("a\ud800")
-    with pytest.raises(EncodeError, match=r"byte 1,.*0xff.*not UTF-8"):
+    with pytest.raises(EncodeError, match=r"0xff.*not UTF-8.*at byte 1,"):
         KINDS["char"].encode_part(Part(b"a\xff"))
     for word in ("8", "-1", "x", "9" * 5000, "\u0663", "\u00b2"):
         with pytest.raises(UserError, match="0 to 7"):

@@ -78,7 +78,7 @@ class EncodeError(UserError):
         self.problem, self.byte = problem, byte
 
     def __str__(self) -> str:
-        return f"the text at byte {self.byte}, counted from 0, {self.problem}"
+        return f"the text {self.problem} (at byte {self.byte}, counted from 0)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,8 @@ from transformer_xl.data.tokenizer import (
 from transformer_xl.errors import UserError
 
 EOS = "<eos>"
-_LONG_WORDS = 20
-"""Characters from blank to blank, on average, in a text that has too few blanks."""
+# Thai, Lao, Myanmar, Khmer, Japanese, Chinese
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 
 
 class ListedWords(ListedTokenizer):
@@ -74,8 +74,9 @@ class ListedWords(ListedTokenizer):
     @classmethod
     def unfit(cls, text: str) -> str | None:
         words = text.split()
-        length = sum(map(len, words)) / max(len(words), 1)
-        if length <= _LONG_WORDS:
+        letters = sum(map(len, words))
+        length = letters / max(len(words), 1)
+        if length <= (4 if len(_UNSPACED.findall(text)) > 0.2 * letters else 20):
             return None
         return f"has few blanks between its words ({length:.0f} characters from blank to blank): use char or bpe"
 

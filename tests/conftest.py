@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.config import TransformerConfig
 
 torch.set_num_threads(1)  # at toy size a second thread only waits
 REPOSITORY = Path(__file__).parents[1]
@@ -43,9 +43,12 @@ QUIET = [
 ]
 
 
-def tiny_model_config(**changes: Any) -> TransformerXLConfig:
+def tiny_model_config(**changes: Any) -> TransformerConfig:
     values: dict[str, Any] = {
-        "kind": "transformer_xl",
+        "kind": "transformer",
+        "position": {"kind": "relative"},
+        "norm": "layer",
+        "feed_forward": "relu",
         "n_layer": 2,
         "d_model": 16,
         "n_head": 2,
@@ -68,7 +71,7 @@ def tiny_model_config(**changes: Any) -> TransformerXLConfig:
         "init_std": 0.02,
         "proj_init_std": 0.01,
     }
-    return TransformerXLConfig(**{**values, **changes})
+    return TransformerConfig(**{**values, **changes})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import REPOSITORY, run_training
 from tests.test_configs import choices, composed
 from transformer_xl.commands.sweep import overrides_of_experiments
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 
 EXPERIMENTS = REPOSITORY / "conf" / "experiment"
 SWEPT = {

@@ -15,7 +15,7 @@ from transformer_xl import build
 from transformer_xl.commands.folders import register_resolvers
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 from transformer_xl.settings import plain
 
 CONF = REPOSITORY / "conf"

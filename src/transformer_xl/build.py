@@ -19,12 +19,11 @@ from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
-from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.model.base import LanguageModel, TokenLosses, make_model
 from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.plan import Plan
 from transformer_xl.run_config import expanded
 from transformer_xl.settings import parse, plain, replace
@@ -140,7 +139,7 @@ def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan,
 def _train_nll(config: Config, model: LanguageModel) -> Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]:
     if not config.compile:
         return model.nll
-    assert isinstance(model, MemoryTransformer)
+    assert isinstance(model, Transformer)
     return CompiledTraining(model, segment_len=config.data.segment_len, backend="inductor").nll
 
 

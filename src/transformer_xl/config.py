@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from transformer_xl.data_config import Data
-from transformer_xl.registry import nearest
+from transformer_xl.registry import lookup, nearest
 from transformer_xl.settings import (
     Amount,
     Count,
@@ -47,6 +47,11 @@ class ModelConfig(Settings):
     init_std: Annotated[float, Field(ge=0, lt=1e6)]
     proj_init_std: Annotated[float, Field(ge=0, lt=1e6)]
 
+    @property
+    def label(self) -> str:
+        """The network in words."""
+        return self.kind
+
     def rules(self) -> Iterator[str]:
         cutoffs, clusters = self.cutoffs, len(self.cutoffs) + 1
         if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
@@ -65,62 +70,42 @@ class ModelConfig(Settings):
             )
 
 
-class TransformerConfig(ModelConfig):
-    """What every network with attention has."""
+class PositionConfig(Settings):
+    """How positions enter a transformer; see `model/positions.py`."""
 
+    kind: str
+
+
+class TransformerConfig(ModelConfig):
+    """A transformer with a memory of layer inputs; see `model/transformer.py`."""
+
+    kind: Literal["transformer"]
     n_head: Width
     d_head: Width
     d_inner: Width
     dropatt: Share
-
-    def rules(self) -> Iterator[str]:
-        yield from super().rules()
-        if self.d_model % 2:
-            yield f"d_model is {self.d_model}, and must be even: half sines, half cosines"
-
-
-class TransformerXLConfig(TransformerConfig):
-    """The published model; see `model/transformer_xl.py`."""
-
-    kind: Literal["transformer_xl"]
     pre_norm: bool
+    norm: Literal["layer", "rms"]
+    feed_forward: Literal["relu", "swiglu"]
     untie_r: bool
     attention: Literal["auto", "plain", "blockwise", "sdpa"]
+    position: Annotated[PositionConfig, by_kind("position", PositionConfig)]
 
-
-class ShawConfig(TransformerConfig):
-    """Learned encodings of the distance (Shaw et al., 2018); those above `max_distance` share one."""
-
-    kind: Literal["shaw"]
-    pre_norm: bool
-    max_distance: Annotated[int, Field(ge=0, lt=1 << 24)]
-
-
-class VaswaniConfig(TransformerConfig):
-    """Sinusoids of the place in the segment, added to the embedding (Vaswani et al., 2017)."""
-
-    kind: Literal["vaswani"]
-    pre_norm: bool
-
-
-class AlRfouConfig(TransformerConfig):
-    """Learned encodings of the place in the segment, added before each layer (Al-Rfou et al., 2018)."""
-
-    kind: Literal["al_rfou"]
-    pre_norm: bool
-    n_positions: Width
-
-
-class RopeConfig(TransformerConfig):
-    """Today's decoder: RMSNorm first, SwiGLU, rotary positions; see `model/transformer_rope.py`."""
-
-    kind: Literal["transformer_rope"]
-    rope_base: Annotated[float, Field(ge=1)]
+    @property
+    def label(self) -> str:
+        return f"a transformer with {self.position.kind} positions"
 
     def rules(self) -> Iterator[str]:
         yield from super().rules()
-        if self.d_head % 2:
-            yield f"d_head is {self.d_head}, and must be even: rotary positions turn pairs"
+        kind = self.position.kind
+        encoding: Any = lookup("position", kind).factory
+        if self.d_model % 2:
+            yield f"d_model is {self.d_model}, and must be even: half sines, half cosines"
+        if self.untie_r and not encoding.has_biases:
+            yield f"untie_r is true, and must be false with model.position {kind}, which has no u and v"
+        if self.attention not in encoding.kernels:
+            yield f"attention is {self.attention!r}, and must be {' or '.join(encoding.kernels)} with position {kind}"
+        yield from encoding.rules(self)
 
 
 class RecurrentConfig(ModelConfig):
@@ -137,12 +122,41 @@ class _Holder(Settings):
 
 
 def parse_model(value: Any) -> ModelConfig:
-    """Turn plain containers into the settings of the network that their `kind` names.
+    """Turn plain containers of a file into the settings of the network that their `kind` names.
 
     Raises:
         UserError: a setting is unknown, missing, or cannot work.
     """
-    return parse(_Holder, {"model": value}).model
+    return parse(_Holder, {"model": upgraded_model(value)}).model
+
+
+_OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
+    "transformer_xl": ("relative", None),
+    "shaw": ("shaw", "max_distance"),
+    "vaswani": ("sinusoid", None),
+    "al_rfou": ("learned", "n_positions"),
+    "transformer_rope": ("rotary", "rope_base"),
+}
+"""Kinds of networks before there was one transformer: its position encoding, and that one's own setting."""
+
+
+def upgraded_model(value: Any) -> Any:
+    """Return a network's settings as they are written today, where an older file has them by another kind."""
+    if not isinstance(value, Mapping) or value.get("kind") not in _OLDER_TRANSFORMERS:
+        return value
+    settings = dict(value)
+    is_rotary = settings["kind"] == "transformer_rope"
+    position, own = _OLDER_TRANSFORMERS[settings["kind"]]
+    return {
+        "pre_norm": is_rotary,
+        "norm": "rms" if is_rotary else "layer",
+        "feed_forward": "swiglu" if is_rotary else "relu",
+        "untie_r": False,
+        "attention": "auto",
+        "position": {"kind": position} | ({own: settings.pop(own, None)} if own else {}),
+        **settings,
+        "kind": "transformer",
+    }
 
 
 # ---- lengths, recipe
@@ -189,23 +203,26 @@ class EvalConfig(Settings):
 
 def reading_problems(lengths: EvalConfig, model: ModelConfig) -> list[str]:
     """Find what of `eval.*` a network cannot read; a sentence's part for each problem."""
-    problems = _context_problems("eval", lengths, model)
-    if isinstance(model, AlRfouConfig) and lengths.segment_len > model.n_positions:
-        problems.append(
-            f"eval.segment_len is {lengths.segment_len}, and must be at most model.n_positions {model.n_positions}"
-        )
+    problems = list(_refusals("eval", lengths, model))
+    longest = _network(model).longest_segment(model)
+    if longest is not None and lengths.segment_len > longest:
+        problems.append(f"eval.segment_len is {lengths.segment_len}, and must be at most {longest} for {model.label}")
     return problems
 
 
-def _context_problems(key: str, lengths: EvalConfig | ModelConfig, model: ModelConfig) -> list[str]:
-    problems = []
-    if lengths.same_length and lengths.mem_len == 0:
-        problems.append(f"{key}.same_length is true with {key}.mem_len 0, and needs a mem_len of at least 1")
-    if lengths.clamp_len is not None and not isinstance(model, TransformerXLConfig | ShawConfig):
-        problems.append(f"{key}.clamp_len is {lengths.clamp_len}, and must be null for {model.kind}")
-    if lengths.same_length and isinstance(model, RecurrentConfig):
-        problems.append(f"{key}.same_length is true, and must be false for {model.kind}")
-    return problems
+def _network(model: ModelConfig) -> Any:
+    """Return the class of a network, which says what it can read."""
+    return lookup("model", model.kind).factory
+
+
+def _refusals(group: str, lengths: EvalConfig | ModelConfig, model: ModelConfig) -> Iterator[str]:
+    yield from _network(model).refusals(
+        model,
+        mem_len=lengths.mem_len,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+        group=f"{group}.",
+    )
 
 
 # ---- Lightning's Trainer
@@ -419,12 +436,13 @@ class Config(Settings):
                 f"model.div_val is {model.div_val} with model.cutoffs [], and needs clusters to narrow, as in "
                 "model.cutoffs=[2000,10000]"
             )
-        yield from _context_problems("model", model, model)
+        yield from _refusals("model", model, model)
         yield from reading_problems(self.eval, model)
-        if isinstance(model, AlRfouConfig) and data.longest_segment > model.n_positions:
+        longest = _network(model).longest_segment(model)
+        if longest is not None and data.longest_segment > longest:
             yield (
                 f"data.segment_len is {data.segment_len} with data.segment_len_sd {data.segment_len_sd}: segments of "
-                f"up to {data.longest_segment} tokens must be at most model.n_positions {model.n_positions}"
+                f"up to {data.longest_segment} tokens must be at most {longest} for {model.label}"
             )
         if getattr(self.scheduler, "total_steps", -1) == 0 != self.trainer.max_steps:
             yield "scheduler.total_steps is 0, and must be at least 1, or -1 for the last step"
@@ -436,9 +454,9 @@ class Config(Settings):
             yield from self._compile_rules()
 
     def _compile_rules(self) -> Iterator[str]:
-        if isinstance(self.model, RecurrentConfig):
-            yield f"compile is true, and must be false for {self.model.kind}: its steps are one kernel already"
-        if isinstance(self.model, TransformerXLConfig) and self.model.attention == "blockwise":
+        if not _network(self.model).compiles:
+            yield f"compile is true, and must be false for {self.model.label}"
+        if isinstance(self.model, TransformerConfig) and self.model.attention == "blockwise":
             yield "compile is true with model.attention 'blockwise', and needs auto, plain or sdpa"
         if self.data.segment_len_sd or self.data.half_segments:
             yield (

@@ -13,11 +13,11 @@ from transformer_xl.errors import UserError
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "position": (),
-    "model": ("transformer_xl.model.registry",),
+    "position": ("transformer_xl.model.positions",),
+    "model": ("transformer_xl.model.transformer", "transformer_xl.model.recurrent"),
     "optimizer": ("transformer_xl.training.optim",),
     "scheduler": ("transformer_xl.training.optim",),
-    "memory": (),
+    "memory": ("transformer_xl.model.memory",),
     "tokenizer": tuple(f"transformer_xl.data.{module}" for module in ("characters", "words", "subwords")),
     "corpus": (),
     "callback": (),

@@ -5,7 +5,7 @@ Letters: B lanes, T queries, M memory, S = M + T keys, N heads, H head width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.benchmarks.gpu_works import Setting, random_ids
-from transformer_xl.model.attention import ATTENTION, RelativeAttention, plain_attention
+from transformer_xl.model.attention import plain_attention
+from transformer_xl.model.base import make_model
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.mask import AttentionMask, attention_mask
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.positions import ATTENTION
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import replace
 
 LANES = 2
@@ -30,7 +31,7 @@ PRESETS = ("txl_base_nvidia", "txl_char_base", "txl_base")
 CASES = ("causal", "lengths and resets", "same_length")
 
 
-def own_attentions(*, compiled: bool = False) -> dict[str, RelativeAttention]:
+def own_attentions(*, compiled: bool = False) -> dict[str, Callable[..., Tensor]]:
     """Give the implementations: `auto` is one of the others, and blockwise cannot be compiled."""
     left_out = {"auto", "blockwise"} if compiled else {"auto"}
     return {name: attend for name, attend in ATTENTION.items() if name not in left_out}
@@ -120,7 +121,7 @@ def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
         for compiles in (False, True):
             torch.manual_seed(0)
             model = make_model(config, vocab_size=setting.vocab_size("txl_base_nvidia")).to(setting.device).train()
-            assert isinstance(model, MemoryTransformer)
+            assert isinstance(model, Transformer)
             nll = model.nll
             if compiles:
                 torch._dynamo.reset()  # else the graphs of several models count as one's
@@ -130,7 +131,7 @@ def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
         yield {"compiled, attention": name, "loss": losses[1][-1], "error": error, "ok": error < 1e-4}
 
 
-def _losses(setting: Setting, model: MemoryTransformer, nll: Any, *, segment_len: int) -> list[float]:
+def _losses(setting: Setting, model: Transformer, nll: Any, *, segment_len: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     memory = model.empty_memory(LANES)
     found = []

@@ -17,12 +17,11 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from transformer_xl.config import TransformerXLConfig, parse_model
-from transformer_xl.model.base import LanguageModel
+from transformer_xl.config import TransformerConfig, parse_model
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import plain
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -48,14 +47,14 @@ class Setting:
     toy: bool
     backend: str
 
-    def model_config(self, preset: str, *, attention: str) -> TransformerXLConfig:
+    def model_config(self, preset: str, *, attention: str) -> TransformerConfig:
         """Give the network of `conf/model/PRESET.yaml`."""
         values = _read("model", preset) | {"attention": attention}
         if self.toy:
             width = 5 if values["d_head"] % 8 else 8
             values |= TOY | {"d_head": width, "cutoffs": TOY_CUTOFFS if values["cutoffs"] else []}
         config = parse_model(values)
-        assert isinstance(config, TransformerXLConfig)
+        assert isinstance(config, TransformerConfig)
         return config
 
     def recipe(self, preset: str) -> dict[str, Any]:
@@ -74,13 +73,13 @@ class Setting:
         """Give the context of bfloat16's mixed precision."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def make_model(self, preset: str, *, attention: str) -> MemoryTransformer:
+    def make_model(self, preset: str, *, attention: str) -> Transformer:
         """Make the network of a preset."""
         torch.manual_seed(0)
         config = self.model_config(preset, attention=attention)
         with self.device:
             model = make_model(config, vocab_size=self.vocab_size(preset))
-        assert isinstance(model, MemoryTransformer)
+        assert isinstance(model, Transformer)
         return model
 
 
@@ -136,7 +135,7 @@ class Steps:
         return loss.detach()
 
 
-def training(setting: Setting, model: MemoryTransformer, *, preset: str, lanes: int, compiles: bool) -> Steps:
+def training(setting: Setting, model: Transformer, *, preset: str, lanes: int, compiles: bool) -> Steps:
     """Give training steps of a preset, as `LanguageModule.training_step` takes them."""
     segment_len = setting.recipe(preset)["segment_len"]
     model.train()
@@ -160,9 +159,7 @@ def training(setting: Setting, model: MemoryTransformer, *, preset: str, lanes: 
     )
 
 
-def evaluation(
-    setting: Setting, model: MemoryTransformer, *, preset: str, lanes: int
-) -> tuple[Callable[[], Tensor], int]:
+def evaluation(setting: Setting, model: Transformer, *, preset: str, lanes: int) -> tuple[Callable[[], Tensor], int]:
     """Give a step that scores one segment at the lengths of the paper's evaluation, memory full, and its tokens."""
     lengths = setting.recipe(preset)["long_eval"]
     session = _session(model, lengths, lanes=lanes)
@@ -178,7 +175,7 @@ def evaluation(
     return step, lanes * lengths["segment_len"]
 
 
-def generation(setting: Setting, model: MemoryTransformer, *, preset: str) -> Callable[[], int]:
+def generation(setting: Setting, model: Transformer, *, preset: str) -> Callable[[], int]:
     """Give a step that makes the likeliest next token, memory full, and reads it back, as one who prints it must."""
     lengths = setting.recipe(preset)["long_eval"]
     session = _session(model, lengths, lanes=1)
@@ -194,7 +191,7 @@ def generation(setting: Setting, model: MemoryTransformer, *, preset: str) -> Ca
     return step
 
 
-def _session(model: MemoryTransformer, lengths: dict[str, Any], *, lanes: int) -> Any:
+def _session(model: Transformer, lengths: dict[str, Any], *, lanes: int) -> Any:
     import transformer_xl as txl
 
     return txl.stream(

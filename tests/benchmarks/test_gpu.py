@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.benchmarks import gpu
 from tests.test_imports import FRAMEWORKS, imported
-from transformer_xl.model.attention import ATTENTION, plain_attention
+from transformer_xl.model.attention import plain_attention
+from transformer_xl.model.positions import ATTENTION
 
 
 def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:

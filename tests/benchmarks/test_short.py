@@ -30,8 +30,7 @@ from tests.benchmarks.works import (
     zipf_shares,
 )
 from transformer_xl.config import parse_model
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import LanguageModel, make_model
 
 V = 32
 

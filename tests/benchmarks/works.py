@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from transformer_xl.config import parse_model
+from transformer_xl.model.base import make_model
 from transformer_xl.model.flops import forward_flops
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import Transformer
 
 CONF = Path(__file__).parents[2] / "conf"
 Request = dict[str, Any]
@@ -89,11 +89,11 @@ def zipf_shares(edges: tuple[int, ...]) -> list[float]:
     return [float(chances[start:stop].sum() / whole) for start, stop in pairwise(edges)]
 
 
-def shape_of(request: Request) -> MemoryTransformer:
+def shape_of(request: Request) -> Transformer:
     """Make the model without memory for its weights: for its counts."""
     with torch.device("meta"):
         model = make_model(parse_model(request["model"]), vocab_size=request["vocab_size"])
-    assert isinstance(model, MemoryTransformer)
+    assert isinstance(model, Transformer)
     return model
 
 

@@ -32,7 +32,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.inference import texts
 from transformer_xl.inference.scoring import TextScore
 from transformer_xl.inference_config import ContextConfig, ScoreConfig
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 from transformer_xl.settings import replace
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])

@@ -27,8 +27,7 @@ from transformer_xl.inference.evaluate import (
     position_classes,
     read_split,
 )
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.scores import Score
 
 TOKENS = np.random.default_rng(0).integers(0, 8, 48).astype(np.uint8)

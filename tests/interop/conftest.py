@@ -5,8 +5,7 @@ import torch
 
 from tests.conftest import tiny_model_config
 from transformer_xl.data.characters import CharTokenizer
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import LanguageModel, make_model
 
 SYMBOLS = "etaoin shrdlu\näß語\0"
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 
 
-def state_dict_of(model: TransformerXL) -> dict[str, Tensor]:
+def state_dict_of(model: Transformer) -> dict[str, Tensor]:
     """The model's weights as the published code's `state_dict()` names and orders them, tied ones twice."""
     ours, clusters = model.state_dict(), model.softmax.clusters
     state = {"r_w_bias": ours["content_bias"][0], "r_r_bias": ours["position_bias"][0]}
@@ -51,7 +51,7 @@ def state_dict_of(model: TransformerXL) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
-def nvidia_checkpoint(model: TransformerXL, symbols: list[str], **changes: Any) -> dict[str, Any]:
+def nvidia_checkpoint(model: Transformer, symbols: list[str], **changes: Any) -> dict[str, Any]:
     """A checkpoint of NVIDIA's, with all that its `save_checkpoint` puts in."""
     config, clusters = model.config, model.softmax.clusters
     state = {}

@@ -19,8 +19,8 @@ from tests.interop.test_refusals import Hostile
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import EXPORT
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.base import make_model
+from transformer_xl.model.transformer import Transformer
 
 V = 32
 SYMBOLS = ["<eos>", "<unk>", *(f"w{number}" for number in range(V - 2))]
@@ -36,21 +36,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def model(request: pytest.FixtureRequest) -> TransformerXL:
+def model(request: pytest.FixtureRequest) -> Transformer:
     return tiny(**request.param)
 
 
-def tiny(**changes: Any) -> TransformerXL:
+def tiny(**changes: Any) -> Transformer:
     torch.manual_seed(0)
     model = make_model(tiny_model_config(dropout=0.1, **changes), vocab_size=V)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
-    assert isinstance(model, TransformerXL)
+    assert isinstance(model, Transformer)
     return model.eval()
 
 
-def assert_same(loaded: Any, model: TransformerXL) -> None:
+def assert_same(loaded: Any, model: Transformer) -> None:
     assert loaded.state_dict().keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
@@ -69,7 +69,7 @@ def assert_published_softmax(loaded: Any, state: dict[str, torch.Tensor], cutoff
         assert (loaded.head_log_probs(hidden_BTD) - expected).abs().max() < 1e-5
 
 
-def export_of(model: TransformerXL, **changes: Any) -> dict[str, Any]:
+def export_of(model: Transformer, **changes: Any) -> dict[str, Any]:
     """What the five lines write."""
     config = model.config
     values = {
@@ -102,7 +102,7 @@ def refused(path: Path, *words: str) -> None:
         assert word in str(caught.value)
 
 
-def test_nvidias_checkpoint_gives_its_model_and_vocabulary(model: TransformerXL, tmp_path: Path) -> None:
+def test_nvidias_checkpoint_gives_its_model_and_vocabulary(model: Transformer, tmp_path: Path) -> None:
     loaded = load_model(saved(code.nvidia_checkpoint(model, SYMBOLS), tmp_path / "checkpoint_best.pt"))
     assert_same(loaded, model)
     assert (loaded.config.init_std, loaded.config.proj_init_std) == (0.03, 0.02)
@@ -150,7 +150,7 @@ def test_a_vocabulary_of_another_size_than_nvidias_model_is_refused(tmp_path: Pa
     refused(saved(code.nvidia_checkpoint(tiny(), SYMBOLS[:-1]), tmp_path / "c.pt"), "31", "32")
 
 
-def test_the_export_gives_its_model_from_shapes(model: TransformerXL, tmp_path: Path) -> None:
+def test_the_export_gives_its_model_from_shapes(model: Transformer, tmp_path: Path) -> None:
     loaded = load_model(saved(export_of(model), tmp_path / "weights.pt"))
     assert_same(loaded, model)
     assert loaded.vocabulary is None

@@ -23,7 +23,7 @@ from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import save_model
 from transformer_xl.interop.transformers_format import save_transformers
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = Path(__file__).parents[1] / "oracles" / "golden"

@@ -9,38 +9,40 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V
-from transformer_xl.config import AlRfouConfig, ModelConfig, RecurrentConfig, RopeConfig, ShawConfig, VaswaniConfig
-from transformer_xl.model.base import LanguageModel
+from transformer_xl.config import ModelConfig, RecurrentConfig, TransformerConfig
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.memory import Memory, SlotMemory, StateMemory
-from transformer_xl.model.registry import make_model
-from transformer_xl.registry import names
-from transformer_xl.settings import plain, replace
+from transformer_xl.settings import plain
 
-KINDS = names("model")
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "transformer_xl": {},
+    "shaw": {"position": {"kind": "shaw", "max_distance": 4}},
+    "vaswani": {"position": {"kind": "sinusoid"}},
+    "al_rfou": {"position": {"kind": "learned", "n_positions": 20}},
+    "transformer_rope": {
+        "position": {"kind": "rotary", "rope_base": 100.0},
+        "norm": "rms",
+        "feed_forward": "swiglu",
+        "pre_norm": True,
+    },
+}
+"""Networks by the names of their choices: how they differ from the published one."""
 RECURRENT = ["gru", "lstm", "rnn"]
+KINDS = sorted([*TRANSFORMERS, *RECURRENT])
 OF_PLACES = ["al_rfou", "vaswani"]
-TRANSFORMERS = sorted(set(KINDS) - set(RECURRENT))
 INVARIANT = sorted(set(KINDS) - set(OF_PLACES))
 """Kinds whose predictions do not depend on where a text is cut into segments."""
 
-CLASSES: dict[str, type[ModelConfig]] = {
-    "shaw": ShawConfig,
-    "vaswani": VaswaniConfig,
-    "al_rfou": AlRfouConfig,
-    "transformer_rope": RopeConfig,
-    **dict.fromkeys(RECURRENT, RecurrentConfig),
-}
-OWN = {"max_distance": 4, "n_positions": 20, "rope_base": 100.0}
-
 
 def config_of(kind: str, **changes: Any) -> ModelConfig:
-    """Give a configuration; settings that the kind lacks are refused."""
-    published = tiny_model_config()
-    if kind == "transformer_xl":
-        return replace(published, **changes)
-    values = plain(published) | OWN | {"kind": kind}
-    known = set(CLASSES[kind].model_fields)
-    return CLASSES[kind](**({name: value for name, value in values.items() if name in known} | changes))
+    """Return a network's settings; what belongs to its position encoding may stand among the changes."""
+    published = plain(tiny_model_config())
+    if kind in RECURRENT:
+        values = {name: value for name, value in published.items() if name in RecurrentConfig.model_fields}
+        return RecurrentConfig(**(values | changes | {"kind": kind}))
+    settings = published | TRANSFORMERS[kind]
+    own = {name: changes.pop(name) for name in settings["position"] if name in changes}
+    return TransformerConfig(**(settings | {"position": settings["position"] | own} | changes))
 
 
 def model_of(kind: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny import assert_equal_to
-from transformer_xl.model.attention import ATTENTION, RelativeAttention, relative_shift
+from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model.positions import ATTENTION
 
 B, T, M, N, H = 2, 5, 7, 2, 8
 S = M + T
@@ -100,7 +101,7 @@ def attention_by_loop(inputs: Inputs, visible_BTS: Tensor) -> Tensor:
     return torch.stack(out).view(B, T, N, H)
 
 
-def weights_of(attend: RelativeAttention, inputs: Inputs, visible_BTS: Tensor, *, dropout: float = 0.0) -> Tensor:
+def weights_of(attend: Callable[..., Tensor], inputs: Inputs, visible_BTS: Tensor, *, dropout: float = 0.0) -> Tensor:
     """Read the weights off the output: key j's value is the j-th unit vector."""
     lanes = inputs["query_BTNH"].shape[0]
     units = torch.eye(S, dtype=inputs["query_BTNH"].dtype)[None, :, None].expand(lanes, S, N, S)
@@ -109,7 +110,7 @@ def weights_of(attend: RelativeAttention, inputs: Inputs, visible_BTS: Tensor, *
 
 
 @every_attention
-def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(attend: RelativeAttention) -> None:
+def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(attend: Callable[..., Tensor]) -> None:
     visible_BTS = random_visibility()
     inputs = {name: tensor.requires_grad_() for name, tensor in random_inputs().items()}
     upstream = torch.randn(B, T, N, H, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
@@ -127,7 +128,7 @@ def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(atte
 
 @every_attention
 @pytest.mark.parametrize("term", TERMS)
-def test_each_term_alone_follows_its_formula(attend: RelativeAttention, term: str) -> None:
+def test_each_term_alone_follows_its_formula(attend: Callable[..., Tensor], term: str) -> None:
     visible_BTS = random_visibility(seed=2)
     inputs = random_inputs(width=S, seed=3)
     for name in SILENCED[term]:
@@ -139,7 +140,7 @@ def test_each_term_alone_follows_its_formula(attend: RelativeAttention, term: st
 
 @every_attention
 @pytest.mark.parametrize("score", [four_terms, two_terms])
-def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: RelativeAttention, score: Score) -> None:
+def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: Callable[..., Tensor], score: Score) -> None:
     visible_BTS = random_visibility(seed=4)
     inputs = random_inputs(width=S, seed=5)
     expected = weights_by_loop(inputs, visible_BTS, score)
@@ -147,7 +148,7 @@ def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: RelativeAttenti
 
 
 @every_attention
-def test_without_dropout_two_calls_agree_to_the_last_bit(attend: RelativeAttention) -> None:
+def test_without_dropout_two_calls_agree_to_the_last_bit(attend: Callable[..., Tensor]) -> None:
     inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
     first = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
     torch.rand(1)
@@ -155,7 +156,7 @@ def test_without_dropout_two_calls_agree_to_the_last_bit(attend: RelativeAttenti
 
 
 @every_attention
-def test_dropout_drops_weights_and_scales_up_the_others(attend: RelativeAttention) -> None:
+def test_dropout_drops_weights_and_scales_up_the_others(attend: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)
     inputs, visible_BTS = random_inputs(lanes=40, width=S), random_visibility(lanes=40)
     kept = weights_of(attend, inputs, visible_BTS)
@@ -170,7 +171,7 @@ def test_dropout_drops_weights_and_scales_up_the_others(attend: RelativeAttentio
 @every_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_nobody_sees_reach_neither_outputs_nor_gradients(
-    attend: RelativeAttention, dtype: torch.dtype
+    attend: Callable[..., Tensor], dtype: torch.dtype
 ) -> None:
     hidden = 3
     visible_BTS = random_visibility(seed=6)

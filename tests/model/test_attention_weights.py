@@ -50,7 +50,7 @@ def turned_by_slot(vector_BSNH: Tensor, *, first: int) -> Tensor:
 def by_distance(model: Any, attention: Any) -> Tensor:
     """What scores know of the distances S-1 ... 0, for the loop's score."""
     distances = range(S - 1, -1, -1)
-    if model.config.kind == "shaw":
+    if model.config.position.kind == "shaw":
         table = attention.distance_embedding
         nearest = [min(distance, 4) for distance in distances]
         return torch.cat([table.weight[nearest], table.bias[nearest][..., None]], dim=-1)
@@ -64,9 +64,9 @@ def shaw_score(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def inputs_of(model: Any, number: int, rows_BSD: Tensor) -> tuple[Inputs, Score]:
-    kind, layer = model.config.kind, model.layers[number]
+    kind, layer = model.config.position.kind, model.layers[number]
     attention = layer.attention
-    if kind == "transformer_rope":
+    if kind == "rotary":
         rows_BSD = torch.stack([torch.stack([normed(row, layer.attention_norm.weight) for row in b]) for b in rows_BSD])
     elif model.config.pre_norm:
         rows_BSD = layer.attention_norm(rows_BSD)
@@ -79,12 +79,12 @@ def inputs_of(model: Any, number: int, rows_BSD: Tensor) -> tuple[Inputs, Score]
     }
     known: Inputs = {}
     score = TERMS["content to content"]
-    if kind == "transformer_rope":
+    if kind == "rotary":
         query_BTNH, key_BSNH = turned_by_slot(query_BTNH, first=M), turned_by_slot(key_BSNH, first=0)
     elif kind == "shaw":
         known = {"position_RNH": by_distance(model, attention), "content_bias_NH": attention.content_bias}
         score = shaw_score
-    elif kind == "transformer_xl":
+    elif kind == "relative":
         pair = number if model.config.untie_r else 0
         known = {
             "position_RNH": by_distance(model, attention),

@@ -18,7 +18,7 @@ from tests.model.tiny import assert_equal_to, random_tokens, tiny_model
 from transformer_xl.model import embedding
 from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.kernels import cross_entropy
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 
 V = 32
 CUTOFFS: list[list[int]] = [[], [9], [4, 10, 21]]
@@ -188,14 +188,14 @@ class _Largest(TorchDispatchMode):
 def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab_size, rows = 5000, 64
     config = tiny_model_config(cutoffs=[100, 1000], div_val=2, d_embed=16)
-    model = TransformerXL(config, vocab_size=vocab_size)
+    model = Transformer(config, vocab_size=vocab_size)
     hidden_BTD = torch.randn(1, rows, 16)
     targets_BT = torch.randint(100, (1, rows))
     targets_BT[0, :2] = torch.tensor([500, 4000])
     with _Largest() as adaptive:
         model.head_nll(hidden_BTD, targets_BT)
     assert adaptive.numel < rows * vocab_size / 4
-    plain = TransformerXL(tiny_model_config(), vocab_size=vocab_size)
+    plain = Transformer(tiny_model_config(), vocab_size=vocab_size)
     monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 8 * vocab_size)
     with _Largest() as in_parts:
         plain.head_nll(hidden_BTD, targets_BT)
@@ -247,7 +247,7 @@ def test_an_id_outside_of_the_vocabulary_is_refused(token: int, cutoffs: list[in
 def test_initial_weights_of_an_adaptive_vocabulary() -> None:
     torch.manual_seed(0)
     config = tiny_model_config(d_model=64, cutoffs=[200, 400], div_val=2, tie_projs="none", tie_weights=False)
-    model = TransformerXL(config, vocab_size=1000)
+    model = Transformer(config, vocab_size=1000)
     for name, parameter in model.named_parameters():
         if "projections" in name:
             assert float(parameter.detach().std()) == pytest.approx(0.01, rel=0.1), name

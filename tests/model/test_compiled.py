@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import V, random_tokens
-from transformer_xl.model.attention import ATTENTION
 from transformer_xl.model.base import LanguageModel, TokenLosses
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory, SlotMemory
+from transformer_xl.model.positions import ATTENTION
 
 B, T, M = 2, 5, 7
 STEPS = 4

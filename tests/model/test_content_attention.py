@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.model.tiny import assert_equal_to
-from transformer_xl.model import content_attention as attention_module
-from transformer_xl.model.content_attention import content_attention
 from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model.positions import CONTENT_ATTENTION
 
 B, T, S, N, H = 2, 5, 12, 2, 4
 
 
-@pytest.fixture(params=[True, False], ids=["blockwise", "elsewhere"], autouse=True)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "use_blockwise", lambda query_BTNH: request.param)
+every_kernel = pytest.mark.parametrize("content_attention", CONTENT_ATTENTION.values(), ids=CONTENT_ATTENTION)
 
 
 def parts(seed: int) -> list[torch.Tensor]:
@@ -30,7 +28,10 @@ def some_visible() -> torch.Tensor:
     return visible_BTS
 
 
-def test_it_equals_a_loop_over_queries_and_keys_with_its_gradients() -> None:
+@every_kernel
+def test_it_equals_a_loop_over_queries_and_keys_with_its_gradients(
+    content_attention: Callable[..., torch.Tensor],
+) -> None:
     *inputs, upstream = parts(0)
     visible_BTS = some_visible()
     query, key, value = (tensor.clone().requires_grad_() for tensor in inputs)
@@ -52,7 +53,10 @@ def test_it_equals_a_loop_over_queries_and_keys_with_its_gradients() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_weights_are_dropped_and_the_others_made_up_for_it(dropout: float) -> None:
+@every_kernel
+def test_weights_are_dropped_and_the_others_made_up_for_it(
+    content_attention: Callable[..., torch.Tensor], dropout: float
+) -> None:
     torch.manual_seed(0)
     ones = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     attended = content_attention(

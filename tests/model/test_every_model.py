@@ -20,8 +20,8 @@ from tests.model.kinds import (
     one_reset,
 )
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read
+from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import join_lanes, memory_from_state_dict
-from transformer_xl.model.registry import make_model
 
 EXACT = 1e-9
 ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
@@ -206,14 +206,14 @@ def test_a_negative_mem_len_and_lanes_that_differ_are_refused(kind: str) -> None
 def test_a_clamp_len_is_refused_by_models_that_know_no_distances(kind: str) -> None:
     model = model_of(kind)
     twin = model.with_context(clamp_len=3, same_length=False)
-    with pytest.raises(ValueError, match=rf"clamp_len is 3.* must be None.*{kind}"):
+    with pytest.raises(ValueError, match="clamp_len is 3, and must be null for "):
         twin(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_same_length_is_refused_by_models_that_know_no_keys(kind: str) -> None:
     model = model_of(kind).with_context(clamp_len=None, same_length=True)
-    with pytest.raises(ValueError, match=rf"same_length True.* False .*{kind}"):
+    with pytest.raises(ValueError, match=f"same_length is true, and must be false for {kind}"):
         model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
 
 

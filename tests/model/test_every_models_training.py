@@ -20,8 +20,8 @@ from tests.model.kinds import (
     one_reset,
 )
 from tests.model.tiny import SEGMENT_LEN, V, difference, random_tokens
+from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import join_lanes
-from transformer_xl.model.registry import make_model
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -9,19 +9,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import SEGMENT_LEN, V, random_tokens, tiny_model
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.config import TransformerConfig
 from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.flops import forward_flops, step_flops
-from transformer_xl.model.transformer_xl import TransformerXL
 
 # no two sizes equal, so that none can stand for another
 CONFIG = tiny_model_config(n_layer=3, d_model=16, n_head=2, d_head=6, d_inner=40)
 
 
-PRODUCTS = TransformerXL.products
+PRODUCTS = tiny_model().products
 
 
-def counted(count: Callable[..., int], config: TransformerXLConfig, *, vocab_size: int, **sizes: int) -> int:
+def counted(count: Callable[..., int], config: TransformerConfig, *, vocab_size: int, **sizes: int) -> int:
     clusters = make_clusters(config, vocab_size=vocab_size)
     return count(config, PRODUCTS, clusters=clusters, cluster_shares=[1.0], **sizes)
 
@@ -31,7 +30,7 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def forward_by_hand(
-    config: TransformerXLConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int
+    config: TransformerConfig, *, vocab_size: int, batch_size: int, segment_len: int, mem_len: int
 ) -> int:
     """A lane, a query, a head, a visible key at a time."""
     heads, width = config.n_head, config.d_head

@@ -71,7 +71,7 @@ def test_a_state_is_carried_whole_by_any_memory_above_nothing(kind: str, mem_len
     assert_equal_to(in_pieces, at_once, within=EXACT)
     assert memory.mem_len == mem_len
     assert model.memory_size(mem_len) == model.memory_size(1)
-    assert not model.longer_memory
+    assert not model.attends
 
 
 @pytest.mark.parametrize("kind", OF_PLACES)

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from transformer_xl.config import RecipeConfig, parse_model
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 from transformer_xl.settings import parse
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -41,7 +41,10 @@ PAPER_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 AS_PUBLISHED = {
-    "kind": "transformer_xl",
+    "kind": "transformer",
+    "position": {"kind": "relative"},
+    "norm": "layer",
+    "feed_forward": "relu",
     "clamp_len": None,
     "same_length": False,
     "pre_norm": False,
@@ -74,10 +77,15 @@ TINY = ["txl_tiny", "shaw", "vaswani", "al_rfou", "vanilla", "vanilla_512", "rnn
 
 
 def read_own(group: str, name: str) -> tuple[dict[str, Any], list[str]]:
-    """Give a file's own settings, and the files of its group that it begins from."""
+    """Return a file's own settings, and the files of its group that it begins from."""
     values: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
     *bases, itself = values.pop("defaults", ["_self_"])
     assert itself == "_self_"
+    for choice in [base for base in bases if isinstance(base, dict)]:
+        ((part, kind),) = choice.items()
+        part = part.removeprefix("override ")
+        values[part] = read(f"{group}/{part}", kind)
+    bases = [base for base in bases if isinstance(base, str)]
     # YAML 1.1 takes 2e-4, which has no dot, for a text; OmegaConf, which reads these files, does not
     return values | ({"lr": float(values["lr"])} if "lr" in values else {}), bases
 

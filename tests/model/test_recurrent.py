@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.model.kinds import RECURRENT, config_of, model_of
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import make_model
 
 NETWORKS: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 every_kind = pytest.mark.parametrize("kind", RECURRENT)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, random_tokens, tiny_model
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.config import TransformerConfig
 
 Rows = list[Tensor]
 
@@ -29,7 +29,7 @@ def normed(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
 class Reference:
     """One lane of the model."""
 
-    def __init__(self, config: TransformerXLConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = weights
         self.memory: list[Rows] = [[] for _ in range(config.n_layer)]

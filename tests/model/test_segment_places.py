@@ -67,7 +67,7 @@ def test_memory_keeps_each_segments_own_encodings(kind: str) -> None:
 
 
 def encoding(model: Any, place: int) -> torch.Tensor:
-    if model.config.kind == "al_rfou":
+    if model.config.position.kind == "learned":
         return model.place_embedding[0, place]
     angles = [place / 10000 ** (2 * f / 16) for f in range(8)]
     return torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)

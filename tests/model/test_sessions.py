@@ -250,25 +250,6 @@ def test_what_a_session_cannot_do_is_refused() -> None:
         session.log_probs(tokens_BT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_goes_on_from_its_saved_state_and_refuses_anothers(kind: str) -> None:
-    model, tokens_BT = variant(kind), random_tokens(2, 18)
-    session = txl.stream(model, batch_size=2)
-    for read_before in (0, 4, 9):
-        if read_before:
-            read_on(session, tokens_BT[:, :read_before], [read_before])
-            session.reset([1])
-        other, state = txl.stream(model, batch_size=2), session.state_dict()
-        expected = read_on(session, tokens_BT[:, 9:], [4, 5])
-        read_on(other, random_tokens(2, 11, seed=8), [6, 5])
-        other.load_state_dict(state)
-        assert_equal_to(read_on(other, tokens_BT[:, 9:], [4, 5]), expected, within=EXACT)
-    with pytest.raises(ValueError, match="the state"):
-        txl.stream(model, batch_size=1).load_state_dict(session.state_dict())
-    with pytest.raises(ValueError, match="the state"):
-        session.load_state_dict({**session.state_dict(), "more": torch.zeros(1)})
-
-
 def test_a_session_made_before_eval_reads_without_dropout() -> None:
     model = model_of("transformer_xl", dtype=torch.float32, dropout=0.5).train()
     session = txl.stream(model, batch_size=2, mem_len=4)

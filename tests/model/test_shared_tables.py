@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model.tiny import V, assert_equal_to, random_tokens, tiny_model, tiny_model_config
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -51,7 +51,7 @@ class _Tables(TorchDispatchMode):
 
 def test_one_gradient_of_a_tied_table_is_made() -> None:
     vocab_size = 997
-    model = TransformerXL(tiny_model_config(cutoffs=[4, 10]), vocab_size=vocab_size)
+    model = Transformer(tiny_model_config(cutoffs=[4, 10]), vocab_size=vocab_size)
     tokens_BT = random_tokens(1, 5)
     with _Tables((vocab_size, 16)) as tables:
         model.nll(tokens_BT, tokens_BT, model.empty_memory(1)).nll_BT.sum().backward()

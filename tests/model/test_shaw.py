@@ -10,7 +10,6 @@ import torch
 
 from tests.model.kinds import contents, model_of
 from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens
-from transformer_xl.model.layers import heads_first
 from transformer_xl.model.mask import AttentionMask
 
 
@@ -59,15 +58,13 @@ def test_attention_equals_one_written_in_loops_with_its_gradients(
     context_BSD = torch.randn(2, slots + SEGMENT_LEN, 16, generator=generator, dtype=torch.float64)
     upstream = torch.randn(2, SEGMENT_LEN, 16, generator=generator, dtype=torch.float64)
     attention = model.layers[1].attention
-    encoding = model.encodings(segment_len=SEGMENT_LEN, slots=slots, like=context_BSD)[1]
+    encoding = model.encodings(keys=slots + SEGMENT_LEN, like=context_BSD)[1]
     visible_TS = torch.ones(SEGMENT_LEN, slots + SEGMENT_LEN, dtype=torch.bool).tril(slots)
-    key, value = heads_first(attention.key_value(context_BSD), n_head=2)
     actual = attention(
-        hidden_BTD=context_BSD[:, slots:],
-        key_BSNH=key.permute(1, 2, 0, 3),
-        value_BSNH=value.permute(1, 2, 0, 3),
+        context_BSD[:, slots:],
+        attention.keys_and_values(context_BSD),
         mask=AttentionMask(visible_TS.expand(2, -1, -1)),
-        **encoding,
+        encoding=encoding,
     )
     expected = torch.stack([attention_in_loops(attention, lane, SEGMENT_LEN, furthest) for lane in context_BSD])
     assert_equal_to(actual, expected, within=1e-12)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read, tiny_model
 from transformer_xl.model.memory import join_lanes
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 
 EXACT = 1e-9
 pieces = st.lists(st.integers(1, 6), min_size=1, max_size=5)
@@ -20,7 +20,7 @@ variants = st.sampled_from([(False, None), (True, None), (False, 3), (True, 2)])
 
 
 @cache
-def model_of(pre_norm: bool, clamp_len: int | None, same_length: bool = False) -> TransformerXL:
+def model_of(pre_norm: bool, clamp_len: int | None, same_length: bool = False) -> Transformer:
     model = tiny_model(pre_norm=pre_norm, clamp_len=clamp_len, untie_r=pre_norm, same_length=same_length)
     return model.requires_grad_(False)
 

@@ -83,5 +83,5 @@ def test_what_either_half_adds_is_dropped_besides_embedding_and_last_hidden_stat
         if isinstance(module, nn.Dropout):
             module.register_forward_hook(lambda _, inputs, output, name=name: dropped.append(name))
     model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
-    layers = [f"layers.{number}.dropout" for number in (0, 0, 1, 1)]
+    layers = [f"layers.{number}.{part}" for number in (0, 1) for part in ("dropout", "feed_forward.dropout")]
     assert dropped == ["dropout", *layers, "dropout"]

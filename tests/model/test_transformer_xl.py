@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, tiny_model
-from transformer_xl.model.registry import make_model
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.base import make_model
+from transformer_xl.model.transformer import Transformer
 
 
-def layer_calls(model: TransformerXL) -> list[dict[str, Any]]:
+def layer_calls(model: Transformer) -> list[dict[str, Any]]:
     """Record what each layer is given from now on."""
     calls: list[dict[str, Any]] = []
     for layer in model.layers:
@@ -156,9 +156,8 @@ def test_each_dropout_of_the_paper_acts_in_training_only() -> None:
 def test_dropatt_reaches_the_attention_in_training_only() -> None:
     model = tiny_model(dropatt=0.5)
     seen: list[float] = []
-    for layer in model.layers:
-        attend = layer.attention.attend
-        layer.attention.attend = lambda attend=attend, **given: seen.append(given["dropout"]) or attend(**given)
+    attend = model.position.attend
+    model.position.attend = lambda *given, **named: seen.append(named["dropout"]) or attend(*given, **named)
     for mode in (True, False):
         model.train(mode)(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
     assert seen == [0.5, 0.5, 0.0, 0.0]
@@ -167,7 +166,7 @@ def test_dropatt_reaches_the_attention_in_training_only() -> None:
 @pytest.mark.parametrize("changes", [{}, {"same_length": True, "pre_norm": True, "untie_r": True}])
 def test_twenty_bfloat16_training_steps_are_finite_and_warn_of_nothing(changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = TransformerXL(tiny_model_config(dropout=0.1, dropatt=0.1, **changes), vocab_size=V).train()
+    model = Transformer(tiny_model_config(dropout=0.1, dropatt=0.1, **changes), vocab_size=V).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     memory, losses = model.empty_memory(3), []
     text = random_tokens(3, 4 * SEGMENT_LEN + 1)

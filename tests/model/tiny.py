@@ -10,15 +10,15 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 
 V = 32
 SEGMENT_LEN = 5
 
 
-def tiny_model(*, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> TransformerXL:
+def tiny_model(*, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Transformer:
     """Give a model in evaluation mode, its weights far from their small initial values."""
-    model = TransformerXL(tiny_model_config(**changes), vocab_size=V).to(dtype).eval()
+    model = Transformer(tiny_model_config(**changes), vocab_size=V).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -32,7 +32,7 @@ def random_tokens(*shape: int, seed: int = 1) -> Tensor:
 
 
 def read(
-    model: TransformerXL, tokens_BT: Tensor, memory: Memory, pieces: Sequence[int], resets_BT: Tensor | None = None
+    model: Transformer, tokens_BT: Tensor, memory: Memory, pieces: Sequence[int], resets_BT: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
     """Read a text in pieces; give all log-probabilities and the last memory."""
     log_probs = []

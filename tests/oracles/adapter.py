@@ -49,7 +49,7 @@ def compose(*overrides: str) -> Any:
 
 def build_model(*overrides: str, vocab_size: int) -> Any:
     """Build the network of a run's configuration; weights are drawn from torch's global generator."""
-    from transformer_xl.model.registry import make_model
+    from transformer_xl.model.base import make_model
 
     return make_model(compose(*overrides).model, vocab_size=vocab_size)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import Outcome, read_values, tiny_model_config
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.training.optim import LambConfig, make_optimizer, parameter_groups
 
 Run = Callable[..., Outcome]
@@ -65,7 +65,7 @@ def test_the_step_is_the_published_one_at_the_rate_that_each_group_has_then(fuse
 
 
 def test_every_parameter_is_in_one_group_and_none_has_a_flag_that_lamb_lacks() -> None:
-    model = TransformerXL(tiny_model_config(), vocab_size=32)
+    model = Transformer(tiny_model_config(), vocab_size=32)
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=False)
     optimizer = lamb(groups, fused=True, weight_decay=0.1)
     members = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]

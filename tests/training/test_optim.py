@@ -5,28 +5,28 @@ import torch
 from torch import nn
 
 from tests.conftest import tiny_model_config
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.training.optim import AdamConfig, SgdConfig, clip_by_norm, make_optimizer, parameter_groups
 
 
 @pytest.fixture
-def model() -> TransformerXL:
-    return TransformerXL(tiny_model_config(untie_r=True), vocab_size=32)
+def model() -> Transformer:
+    return Transformer(tiny_model_config(untie_r=True), vocab_size=32)
 
 
-def names_in(group: dict, model: TransformerXL) -> set[str]:
+def names_in(group: dict, model: Transformer) -> set[str]:
     members = {id(parameter) for parameter in group["params"]}
     return {name for name, parameter in model.named_parameters() if id(parameter) in members}
 
 
 @pytest.mark.parametrize("decay_embeddings", [False, True])
-def test_every_parameter_is_in_exactly_one_group(model: TransformerXL, decay_embeddings: bool) -> None:
+def test_every_parameter_is_in_exactly_one_group(model: Transformer, decay_embeddings: bool) -> None:
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
     members = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(members) == sorted(id(parameter) for parameter in model.parameters())
 
 
-def test_biases_norms_u_v_and_embeddings_do_not_decay(model: TransformerXL) -> None:
+def test_biases_norms_u_v_and_embeddings_do_not_decay(model: Transformer) -> None:
     decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=False)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     in_attention = {f"attention.{name}" for name in ("query", "key_value", "position", "output")}
@@ -34,7 +34,7 @@ def test_biases_norms_u_v_and_embeddings_do_not_decay(model: TransformerXL) -> N
     assert names_in(decayed, model) == {f"layers.{i}.{name}.weight" for i in range(2) for name in in_a_layer}
 
 
-def test_embeddings_decay_on_request(model: TransformerXL) -> None:
+def test_embeddings_decay_on_request(model: Transformer) -> None:
     decayed, plain = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
     assert "embedding.weights.0" in names_in(decayed, model)
     assert "softmax.biases.0" in names_in(plain, model)
@@ -58,7 +58,7 @@ def adam(kind: str) -> AdamConfig:
 )
 @pytest.mark.parametrize("fused", [False, True])
 def test_optimizers_take_their_settings(
-    model: TransformerXL, config: AdamConfig | SgdConfig, cls: type, settings: dict, fused: bool
+    model: Transformer, config: AdamConfig | SgdConfig, cls: type, settings: dict, fused: bool
 ) -> None:
     groups = parameter_groups(model, weight_decay=config.weight_decay, decay_embeddings=False)
     optimizer = make_optimizer(config, groups, fused=fused)
@@ -69,8 +69,8 @@ def test_optimizers_take_their_settings(
         assert {name: group[name] for name in settings} == settings
 
 
-def test_fused_adam_takes_the_same_steps(model: TransformerXL) -> None:
-    twin = TransformerXL(model.config, vocab_size=32)
+def test_fused_adam_takes_the_same_steps(model: Transformer) -> None:
+    twin = Transformer(model.config, vocab_size=32)
     twin.load_state_dict(model.state_dict())
     for fused, network in ((False, model), (True, twin)):
         groups = parameter_groups(network, weight_decay=0.1, decay_embeddings=False)

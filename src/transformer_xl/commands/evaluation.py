@@ -292,7 +292,7 @@ def _about_memory(rows: Sequence[Row]) -> Iterator[str]:
             f"show what a memory of {longest:,} gives; {advice}."
         )
     run = rows[0].model.config
-    trained = 0 if run is None or not rows[0].loaded.model.longer_memory else run.model.mem_len
+    trained = 0 if run is None or not rows[0].loaded.model.attends else run.model.mem_len
     if any(row.memory < trained for row in rows) and longest >= trained:
         yield (
             f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
@@ -369,7 +369,7 @@ def _draw_by_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
     for (name, label), group in groups.items():
         ordered = sorted((row for row, _ in group), key=lambda row: row.memory)
         longest = ordered[-1]
-        has_length = longest.reading.context.stride is None and longest.loaded.model.longer_memory
+        has_length = longest.reading.context.stride is None and longest.loaded.model.attends
         lines.append(
             plots.MemoryLine(
                 label=f"{name}, {label}" if label and sum(key[0] == name for key in groups) > 1 else name,

@@ -55,7 +55,7 @@ def memory_rows(
     A recipe that says how its paper scores the model (`long_eval`) adds a row of that. Windows read without memory.
     """
     readings = {}
-    factors = (0, 1, 4) if model.longer_memory else (0, 1)
+    factors = (0, 1, 4) if model.attends else (0, 1)
     for factor in factors if lengths.stride is None else (0,):
         changed = replace(lengths, mem_len=lengths.mem_len * factor)
         if changed.mem_len == 0:

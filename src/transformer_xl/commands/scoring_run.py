@@ -162,7 +162,7 @@ class ScoringRun:
         model = self._placed.model
         if not model.relative:
             return "sums are not those of the joined text, whose segments begin elsewhere"
-        if self._lengths.same_length or not model.longer_memory:
+        if self._lengths.same_length or not model.attends:
             return "sums are those of the joined text"
         return "sums are those of the joined text while all of it is within the memory"
 

@@ -22,8 +22,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig, parse_model
 from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.settings import plain, replace
 
 CHECKPOINT_FORMAT = 3

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TransformerXLConfig, parse_model
+from transformer_xl.config import TransformerConfig, parse_model
 from transformer_xl.errors import UserError
+from transformer_xl.model.base import make_model
 from transformer_xl.model.embedding import make_clusters
-from transformer_xl.model.registry import make_model
 
 _SIZES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
 _FLAGS = ("pre_lnorm", "same_length", "untie_r")
@@ -42,7 +42,7 @@ DERIVED = "pos_emb.inv_freq"
 """The frequencies of the sinusoids, which follow from D."""
 
 
-def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLConfig:
+def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerConfig:
     """Turn a configuration of the published code, or of a port of it, into ours.
 
     Args:
@@ -81,7 +81,10 @@ def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLC
     mem_len, clamp_len = _lengths(values)
     return parse_model(  # type: ignore[return-value]
         {
-            "kind": "transformer_xl",
+            "kind": "transformer",
+            "position": {"kind": "relative"},
+            "norm": "layer",
+            "feed_forward": "relu",
             "attention": "auto",
             **{name: values[name] for name in _SIZES},
             "d_embed": None if d_embed == values["d_model"] else d_embed,
@@ -102,7 +105,12 @@ def read_config(values: Mapping[str, Any], *, vocab_size: int) -> TransformerXLC
     )
 
 
-def write_config(config: TransformerXLConfig, *, vocab_size: int) -> dict[str, Any]:
+def is_published(config: TransformerConfig) -> bool:
+    """Return whether it is the published network: relative positions, LayerNorm, ReLU."""
+    return (config.position.kind, config.norm, config.feed_forward) == ("relative", "layer", "relu")
+
+
+def write_config(config: TransformerConfig, *, vocab_size: int) -> dict[str, Any]:
     """Turn our configuration into the published code's names and values.
 
     Raises:
@@ -201,7 +209,7 @@ class Reference:
 
     def __init__(
         self,
-        config: TransformerXLConfig,
+        config: TransformerConfig,
         *,
         vocab_size: int,
         spell: Callable[[str], str],
@@ -295,7 +303,7 @@ def frequencies(d_model: int) -> Tensor:
     return 1 / (10000 ** (torch.arange(0.0, d_model, 2.0) / d_model))
 
 
-def _links(config: TransformerXLConfig, *, vocab_size: int, last_tail_first: bool) -> list[_Link]:
+def _links(config: TransformerConfig, *, vocab_size: int, last_tail_first: bool) -> list[_Link]:
     clusters = make_clusters(config, vocab_size=vocab_size)
     same = {}
     for table, _ in enumerate(clusters.table_shapes):
@@ -323,7 +331,7 @@ def _links(config: TransformerXLConfig, *, vocab_size: int, last_tail_first: boo
     return links
 
 
-def _copies(config: TransformerXLConfig, *, vocab_size: int) -> dict[str, str]:
+def _copies(config: TransformerConfig, *, vocab_size: int) -> dict[str, str]:
     clusters = make_clusters(config, vocab_size=vocab_size)
     copies = {}
     if config.tie_weights:

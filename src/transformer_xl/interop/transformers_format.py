@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.config import TransformerConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import (
     current_config,
@@ -20,7 +20,7 @@ from transformer_xl.interop.native import (
     write_json,
     write_safetensors,
 )
-from transformer_xl.interop.reference import DERIVED, Reference, frequencies, read_config, write_config
+from transformer_xl.interop.reference import DERIVED, Reference, frequencies, is_published, read_config, write_config
 from transformer_xl.interop.vocabularies import read_vocabulary, write_vocabulary
 from transformer_xl.model.base import LanguageModel
 
@@ -66,8 +66,8 @@ def save_transformers(model: LanguageModel, folder: str | os.PathLike[str]) -> N
         UserError: the model is of a kind that the format does not have.
     """
     config = current_config(model)
-    if not isinstance(config, TransformerXLConfig):
-        raise UserError(f"model.kind is {config.kind}, and the format of transformers has only transformer_xl")
+    if not isinstance(config, TransformerConfig) or not is_published(config):
+        raise UserError(f"the model is {config.label}, and the format of transformers has only the published network")
     values = write_config(config, vocab_size=model.vocab_size)
     tensors = reference(config, vocab_size=model.vocab_size).from_native(model.state_dict())
     dtype = next(iter(tensors.values())).dtype
@@ -90,7 +90,7 @@ def save_transformers(model: LanguageModel, folder: str | os.PathLike[str]) -> N
     write_json(target / "config.json", description)
 
 
-def read_description(description: Mapping[str, Any]) -> TransformerXLConfig:
+def read_description(description: Mapping[str, Any]) -> TransformerConfig:
     """Turn a `config.json` of TransfoXL into our configuration.
 
     Raises:
@@ -106,7 +106,7 @@ def read_description(description: Mapping[str, Any]) -> TransformerXLConfig:
     return read_config(values, vocab_size=vocab_size)
 
 
-def to_native(tensors: Mapping[str, Tensor], config: TransformerXLConfig, *, vocab_size: int) -> dict[str, Tensor]:
+def to_native(tensors: Mapping[str, Tensor], config: TransformerConfig, *, vocab_size: int) -> dict[str, Tensor]:
     """Turn weights (or their gradients) under TransfoXL's names into ours.
 
     Args:
@@ -120,7 +120,7 @@ def to_native(tensors: Mapping[str, Tensor], config: TransformerXLConfig, *, voc
     return reference(config, vocab_size=vocab_size).to_native(tensors)
 
 
-def reference(config: TransformerXLConfig, *, vocab_size: int) -> Reference:
+def reference(config: TransformerConfig, *, vocab_size: int) -> Reference:
     """Lay TransfoXL's tensors beside ours."""
     return Reference(config, vocab_size=vocab_size, spell=_spell, last_tail_first=False)
 

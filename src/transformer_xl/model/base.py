@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.embedding import AdaptiveEmbedding, Clusters, make_clusters
 from transformer_xl.model.memory import Memory, MemoryType
+from transformer_xl.registry import lookup
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class LanguageModel(nn.Module, ABC):
         same_length: whether each query sees the same number of keys.
         max_segment_len: the longest segment that the model can read; None: any.
         relative: whether predictions depend on distances alone, not on a token's place within its segment.
-        longer_memory: whether a memory longer than training's changes what is predicted.
+        attends: whether it looks at single tokens of its memory: longer memories and `same_length` then mean something.
+        compiles: whether `CompiledTraining` takes it.
         vocabulary: set by `load_model` where the source has one.
     """
 
@@ -98,8 +100,9 @@ class LanguageModel(nn.Module, ABC):
     clamp_len: int | None
     same_length: bool
     max_segment_len: int | None = None
-    relative: ClassVar[bool] = True
-    longer_memory: ClassVar[bool] = True
+    relative: bool = True
+    attends: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     vocabulary: Any = None
 
     def set_context(self, config: ModelConfig, *, vocab_size: int) -> None:
@@ -110,6 +113,45 @@ class LanguageModel(nn.Module, ABC):
         self.mem_len = config.mem_len
         self.clamp_len = config.clamp_len
         self.same_length = config.same_length
+        self.max_segment_len = self.longest_segment(config)
+
+    @classmethod
+    def clamps(cls, config: ModelConfig) -> bool:
+        """Return whether distances above a `clamp_len` can count as it."""
+        return False
+
+    @classmethod
+    def longest_segment(cls, config: ModelConfig) -> int | None:
+        """Return the length of the longest segment that such a model can read; None: any."""
+        return None
+
+    @classmethod
+    def refusals(
+        cls, config: ModelConfig, *, mem_len: int, clamp_len: int | None, same_length: bool, group: str = ""
+    ) -> Iterator[str]:
+        """Yield a part of a sentence for each length that such a model cannot read with; `group` goes before names."""
+        if same_length and mem_len == 0:
+            yield f"{group}same_length is true with {group}mem_len 0, and needs a mem_len of at least 1"
+        if clamp_len is not None and not cls.clamps(config):
+            yield f"{group}clamp_len is {clamp_len}, and must be null for {config.label}"
+        if same_length and not cls.attends:
+            yield f"{group}same_length is true, and must be false for {config.label}"
+
+    def check_context(self, *, segment_len: int, mem_len: int) -> None:
+        """Refuse lengths that the model cannot read with.
+
+        Raises:
+            ValueError: segment length, `same_length` or `clamp_len`.
+        """
+        problems = list(
+            self.refusals(self.config, mem_len=mem_len, clamp_len=self.clamp_len, same_length=self.same_length)
+        )
+        if problems:
+            raise ValueError("; ".join(problems))
+        if self.max_segment_len is not None and segment_len > self.max_segment_len:
+            raise ValueError(
+                f"the segment has {segment_len} tokens, and the model can read at most {self.max_segment_len} at once"
+            )
 
     @abstractmethod
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
@@ -120,16 +162,19 @@ class LanguageModel(nn.Module, ABC):
         """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
 
     @abstractmethod
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> ModelOutput:
+    def forward(
+        self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
+    ) -> ModelOutput:
         """Read one segment.
 
         Args:
             tokens_BT: token ids, int64.
             memory: of the same lanes; unchanged.
             resets_BT: True where a token begins a document and must see nothing before it.
+            detach: whether no gradient flows into this memory, nor through the one that comes out.
 
         Raises:
-            ValueError: the lanes of tokens and memory differ.
+            ValueError: the lanes of tokens and memory differ; lengths that the model cannot read with.
         """
 
     @abstractmethod
@@ -180,7 +225,7 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             ValueError: the model has no attention.
         """
-        raise ValueError(f"{self.config.kind} has no attention, and so no weights of it")
+        raise ValueError(f"{self.config.label} has no attention, and so no weights of it")
 
     def own_context(self, *, segment_len: int) -> Context:
         """Return the context of the model's own lengths, with segments no longer than it can read."""
@@ -197,6 +242,12 @@ class LanguageModel(nn.Module, ABC):
         twin.clamp_len = clamp_len
         twin.same_length = same_length
         return twin
+
+
+def make_model(config: ModelConfig, *, vocab_size: int) -> LanguageModel:
+    """Make the model that `config.kind` names, its weights drawn from torch's global generator."""
+    model: LanguageModel = lookup("model", config.kind).factory(config, vocab_size=vocab_size)
+    return model
 
 
 def check_lanes(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-from transformer_xl.model.base import LanguageModel
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformer_xl.model.base import LanguageModel
+    from transformer_xl.model.layers import DecoderLayer
+    from transformer_xl.model.transformer import Transformer
 
 
 @torch.no_grad()
@@ -24,3 +31,18 @@ def init_weights(model: LanguageModel) -> None:
             parameter.normal_(0.0, config.proj_init_std)
         else:
             parameter.normal_(0.0, config.init_std)
+
+
+@torch.no_grad()
+def shrink_residual_weights(model: Transformer) -> None:
+    """Make initial weights GPT-2's (Radford et al., 2019), and gains 1.
+
+    What is added to the hidden states is drawn sqrt(2 L) times smaller: their sum does not grow with the layers.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.weight.fill_(1.0)
+    scale = (2 * model.config.n_layer) ** -0.5
+    for layer in cast("Sequence[DecoderLayer]", model.layers):
+        layer.attention.output.weight.mul_(scale)
+        layer.feed_forward.last_weight.mul_(scale)

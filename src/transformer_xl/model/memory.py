@@ -8,10 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from transformer_xl.registry import lookup, register
 
 MemoryType = TypeVar("MemoryType", bound="Memory")
 SlotMemoryType = TypeVar("SlotMemoryType", bound="SlotMemory")
@@ -81,12 +83,12 @@ class SlotMemory(Memory):
         return self.length_B.shape[0]
 
     def zeroed(self) -> Self:
-        """Give the same memory, detached, with everything beyond the lanes' lengths set to zero.
+        """Return the same memory with everything beyond the lanes' lengths set to zero.
 
         What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
         """
         beyond_BM1 = beyond(self.length_B, slots=self.rows.shape[2])
-        return self.with_rows(self.rows.detach().masked_fill(beyond_BM1, 0), length_B=self.length_B)
+        return self.with_rows(self.rows.masked_fill(beyond_BM1, 0), length_B=self.length_B)
 
     def with_all_slots(self) -> Self:
         """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
@@ -123,6 +125,7 @@ class SlotMemory(Memory):
         return memories[0].with_rows(torch.cat(padded, dim=1), length_B=length_B)
 
 
+@register("memory", "hidden")
 @dataclass(frozen=True, kw_only=True)
 class HiddenMemory(SlotMemory):
     """Layer inputs of the tokens before the segment.
@@ -144,6 +147,7 @@ class HiddenMemory(SlotMemory):
         return replace(self, hidden_LBMD=rows_LBMD, length_B=length_B)
 
 
+@register("memory", "state")
 @dataclass(frozen=True, kw_only=True)
 class StateMemory(Memory):
     """The state of a recurrent network after the last token.
@@ -190,8 +194,8 @@ class StateMemory(Memory):
 
 def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
     """Undo `Memory.state_dict`."""
-    kinds: dict[str, type[Memory]] = {cls.kind: cls for cls in (HiddenMemory, StateMemory)}
-    return kinds[state["kind"]].from_state(state)
+    memory: Memory = cast("type[Memory]", lookup("memory", state["kind"]).factory).from_state(state)
+    return memory
 
 
 def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:
@@ -216,8 +220,8 @@ def next_memory(
     new = min(slots, segment_len)
     new_rows_LBMD = rows_LBTD[0].new_empty(layers, lanes, slots, width)
     new_rows_LBMD[:, :, : slots - new] = memory.rows[:, :, old_slots - (slots - new) :]
-    for kept_BMD, rows_BTD in zip(new_rows_LBMD, rows_LBTD, strict=True):
-        kept_BMD[:, slots - new :] = rows_BTD[:, segment_len - new :].detach()
+    for layer, rows_BTD in enumerate(rows_LBTD):
+        new_rows_LBMD[layer, :, slots - new :] = rows_BTD[:, segment_len - new :]
     length_B = length_after(memory.length_B, segment_len=segment_len, mem_len=mem_len, resets_BT=resets_BT)
     return memory.with_rows(new_rows_LBMD.masked_fill_(beyond(length_B, slots=slots), 0), length_B=length_B)
 

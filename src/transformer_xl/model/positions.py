@@ -1,14 +1,150 @@
-"""Fixed sinusoids of the distance between a query and a key (paper, section 3.3), and scores by distance, by key.
+"""How positions enter a transformer: a small class each, around which layers and attention are the same.
 
-Letters: B lanes, T queries, S = M + T keys, N heads.
+`PositionEncoding` is attention by contents alone; a subclass overrides what it adds. An encoding of one's own is
+registered like those here, as `@register("position", NAME, config=SETTINGS)`, and chosen by `model/position=NAME`.
+
+Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, R = S + 1 distances, P places, D width, N heads,
+H head width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, cast
+
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transformer_xl.config import PositionConfig, TransformerConfig
+from transformer_xl.model.attention import (
+    Encoding,
+    SelfAttention,
+    attention_weights,
+    content_scores,
+    plain_attention,
+    relative_scores,
+    relative_shift,
+    weighted_values,
+)
+from transformer_xl.model.kernels.blockwise import blockwise_attention, blockwise_content_attention, use_blockwise
+from transformer_xl.model.kernels.linear import Linear
+from transformer_xl.model.kernels.rotary import apply_rotary
+from transformer_xl.model.kernels.sdpa import sdpa_attention, sdpa_content_attention
+from transformer_xl.model.mask import AttentionMask
+from transformer_xl.registry import register
+from transformer_xl.settings import Width
 
 _WAVELENGTH_BASE = 10000.0
+
+
+class PositionEncoding(nn.Module):
+    """Attention that knows contents only: what is not overridden adds nothing.
+
+    Parameters of an encoding itself become the model's, and are saved by their names there (`content_bias`); those of
+    its modules are saved below `position`. What each attention has of its own is made in `add_to`.
+
+    Attributes:
+        relative: whether predictions depend on distances alone, not on a token's place within its segment.
+        clamps: whether distances above `clamp_len` count as it.
+        has_biases: whether it has a u and v, which `untie_r` gives to each layer.
+        kernels: which values of `model.attention` it has an implementation for.
+        scored: matrix products of every query with its keys: q·k, p·v, and q·r where a score knows the distance.
+        projects: whether each layer projects the encodings of all distances.
+    """
+
+    relative: ClassVar[bool] = True
+    clamps: ClassVar[bool] = False
+    has_biases: ClassVar[bool] = False
+    kernels: ClassVar[tuple[str, ...]] = ("auto", "plain")
+    scored: ClassVar[int] = 2
+    projects: ClassVar[bool] = False
+
+    def __init__(self, settings: Any, config: TransformerConfig) -> None:
+        """Make what all layers share.
+
+        Args:
+            settings: the encoding's own.
+            config: of the model.
+        """
+        super().__init__()
+        self.settings = settings
+        self.config = config
+
+    @classmethod
+    def longest_segment(cls, settings: Any) -> int | None:
+        """Return the length of the longest segment that can be read; None: any."""
+        return None
+
+    @classmethod
+    def rules(cls, config: TransformerConfig) -> Iterator[str]:
+        """Yield a part of a sentence for each setting of a model that the encoding cannot work with."""
+        return iter(())
+
+    def add_to(self, attention: SelfAttention) -> None:
+        """Add the parameters that each attention has of its own, before its output projection."""
+
+    def embed(self, embedded_BTD: Tensor) -> Tensor:
+        """Add to scaled embeddings, before their dropout."""
+        return embedded_BTD
+
+    def layer_input(self, hidden_BTD: Tensor, layer: int) -> Tensor:
+        """Add to what a layer reads of the segment, and leaves in memory."""
+        return hidden_BTD
+
+    def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
+        """Return what is computed once for a segment, whatever the layer.
+
+        Args:
+            keys: S; the last of them are the segment's tokens.
+            clamp_len: distances above it count as it; None: no limit.
+            like: a tensor of the device and dtype to use.
+        """
+        return {}
+
+    def project(self, encoding: Encoding, attention: SelfAttention, layer: int) -> Encoding:
+        """Return what one layer's attention makes of `encode`'s result."""
+        return encoding
+
+    def cached(self, encoding: Encoding) -> Encoding:
+        """Return a layer's encoding in the order in which `newest` is read fastest."""
+        return encoding
+
+    def newest(self, encoding: Encoding, *, keys: int) -> Encoding | None:
+        """Return a layer's encoding for fewer keys than it was made for, as views; None: it must be made anew."""
+        return None if encoding else encoding
+
+    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
+        """Return scores (B, N, T, S) as the equation reads; what is masked may be anything."""
+        return content_scores(query_BTNH, key_BSNH)
+
+    def attend(
+        self,
+        query_BTNH: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        encoding: Encoding,
+        mask: AttentionMask,
+        dropout: float,
+    ) -> Tensor:
+        """Return what queries attend to, (B, T, N, H), by `scores` or a kernel that gives the same."""
+        score_BNTS = self.scores(query_BTNH, key_BSNH, encoding)
+        return weighted_values(attention_weights(score_BNTS, mask), value_BSNH, dropout=dropout)
+
+    def move_parameters_to(self, model: nn.Module) -> None:
+        """Let the model hold the encoding's own parameters; they stay attributes of both."""
+        for name, parameter in self._parameters.items():
+            model.register_parameter(name, parameter)
+        self._parameters.clear()
+        self._of_model = model._parameters  # follows what is done to the model, copies of it too
+
+    def __getattr__(self, name: str) -> Any:
+        of_model = self.__dict__.get("_of_model", {})
+        return of_model[name] if name in of_model else super().__getattr__(name)
+
+
+# ---- distances
 
 
 def sinusoids(distance_S: Tensor, *, d_model: int, dtype: torch.dtype) -> Tensor:
@@ -29,25 +165,289 @@ def sinusoids(distance_S: Tensor, *, d_model: int, dtype: torch.dtype) -> Tensor
 
 
 def descending_distances(*, keys: int, clamp_len: int | None, device: torch.device) -> Tensor:
-    """Give the distances S-1 ... 0, those above `clamp_len` (null: none) replaced by it."""
+    """Return the distances S-1 ... 0, those above `clamp_len` (None: none) replaced by it."""
     distance_S = torch.arange(keys - 1, -1, -1, device=device)
     return distance_S if clamp_len is None else distance_S.clamp(max=clamp_len)
 
 
-def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key, without a copy.
+def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
+    """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
 
-    Column c of row i belongs to distance S-1-c, so key j's score stands in column T-1-i+j: one column further left a
-    row. In a row-major block whose rows are one longer than S, that is the same block read S at a time from T-1 on.
-
-    Args:
-        by_distance_BNTR: (B, N, T, S + 1), contiguous; the last column is of no distance.
-
-    Returns:
-        (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
-        neighbours' values and must be hidden.
+    Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
+    plain: no run on a GPU has been recorded that another could be chosen by.
     """
-    batch, heads, queries, columns = by_distance_BNTR.shape
-    keys = columns - 1
-    flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
-    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
+    attend = blockwise_attention if use_blockwise(query_BTNH) else plain_attention
+    return attend(query_BTNH=query_BTNH, **others)
+
+
+ATTENTION: dict[str, Callable[..., Tensor]] = {
+    "auto": automatic_attention,
+    "plain": plain_attention,
+    "blockwise": blockwise_attention,
+    "sdpa": sdpa_attention,
+}
+"""The implementations of `plain_attention`, whose arguments all of them have."""
+
+
+@register("position", "relative", config=PositionConfig)
+class RelativeEncoding(PositionEncoding):
+    """One sinusoid of the distance for all layers, each with its own projection of it (Dai et al., 2019)."""
+
+    clamps = True
+    has_biases = True
+    kernels = tuple(ATTENTION)
+    scored = 3
+    projects = True
+
+    def __init__(self, settings: PositionConfig, config: TransformerConfig) -> None:
+        super().__init__(settings, config)
+        pairs = config.n_layer if config.untie_r else 1
+        self.content_bias = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
+        self.position_bias = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
+        self.sinusoid_dropout = nn.Dropout(config.dropout)
+        self._attend = ATTENTION[config.attention]
+
+    def add_to(self, attention: SelfAttention) -> None:
+        attention.position = Linear(self.config.d_model, self.config.n_head * self.config.d_head, bias=False)
+
+    def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
+        """Return sinusoids of the distances S-1 ... 0, under one mask of dropout."""
+        distance_S = descending_distances(keys=keys, clamp_len=clamp_len, device=like.device)
+        sinusoid_SD = sinusoids(distance_S, d_model=self.config.d_model, dtype=like.dtype)
+        return {"sinusoid_SD": self.sinusoid_dropout(sinusoid_SD)}
+
+    def project(self, encoding: Encoding, attention: SelfAttention, layer: int) -> Encoding:
+        """Return the projected distances, with a row of zeros for no distance, and the layer's u and v."""
+        projection = cast(Linear, attention.position)
+        position_SNH = projection(encoding["sinusoid_SD"]).unflatten(-1, (self.config.n_head, -1))
+        pair = layer if self.config.untie_r else 0
+        return {
+            "position_RNH": functional.pad(position_SNH, (0, 0, 0, 0, 0, 1)),
+            "content_bias_NH": self.content_bias[pair],
+            "position_bias_NH": self.position_bias[pair],
+        }
+
+    def cached(self, encoding: Encoding) -> Encoding:
+        """Return it with a head's positions behind one another."""
+        return {**encoding, "position_RNH": _dense_by_head(encoding["position_RNH"])}
+
+    def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        position_RNH = encoding["position_RNH"][-keys - 1 :]
+        if position_RNH.dtype != torch.float32:
+            # the library of products in bfloat16 would copy what is not dense, at each of them
+            position_RNH = _dense_by_head(position_RNH)
+        return {**encoding, "position_RNH": position_RNH}
+
+    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
+        return relative_scores(query_BTNH=query_BTNH, key_BSNH=key_BSNH, **encoding)
+
+    def attend(
+        self,
+        query_BTNH: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        encoding: Encoding,
+        mask: AttentionMask,
+        dropout: float,
+    ) -> Tensor:
+        return self._attend(
+            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, mask=mask, dropout=dropout, **encoding
+        )
+
+
+def _dense_by_head(position_RNH: Tensor) -> Tensor:
+    return position_RNH.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+class ShawConfig(PositionConfig):
+    """Learned encodings of the distance."""
+
+    max_distance: Annotated[int, Field(ge=0, lt=1 << 24)]  # distances above it share its encoding
+
+
+class DistanceEmbedding(nn.Module):
+    """A vector and a number for each distance and head."""
+
+    def __init__(self, *, distances: int, n_head: int, d_head: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(distances, n_head, d_head))
+        self.bias = nn.Parameter(torch.zeros(distances, n_head))
+
+
+@register("position", "shaw", config=ShawConfig)
+class ShawEncoding(PositionEncoding):
+    """Learned encodings of the distance, as the published code's `attn_type 1` has them (Shaw et al., 2018).
+
+    The score is ((q_i + u)·k_j + q_i·a_{i-j} + b_{i-j}) / sqrt(H), with u, a and b of each layer's own; values have no
+    encodings.
+    """
+
+    clamps = True
+    scored = 3
+
+    def add_to(self, attention: SelfAttention) -> None:
+        config = self.config
+        attention.content_bias = nn.Parameter(torch.empty(config.n_head, config.d_head))
+        attention.register_module("output", None)  # stands before the next in the order of initial weights
+        attention.distance_embedding = DistanceEmbedding(
+            distances=self.settings.max_distance + 1, n_head=config.n_head, d_head=config.d_head
+        )
+
+    def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
+        """Return the distances S-1 ... 0, those beyond the last encoding or `clamp_len` replaced by it."""
+        furthest = self.settings.max_distance
+        clamp_len = furthest if clamp_len is None else min(clamp_len, furthest)
+        return {"distance_S": descending_distances(keys=keys, clamp_len=clamp_len, device=like.device)}
+
+    def project(self, encoding: Encoding, attention: SelfAttention, layer: int) -> Encoding:
+        """Return the distances, and the layer's u, a and b."""
+        embedding = cast(DistanceEmbedding, attention.distance_embedding)
+        own = {"content_bias_NH": attention.content_bias, "weight_PNH": embedding.weight, "bias_PN": embedding.bias}
+        return {**encoding, **cast("dict[str, Tensor]", own)}
+
+    def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        return {**encoding, "distance_S": encoding["distance_S"][-keys:]}
+
+    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
+        content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + encoding["content_bias_NH"], key_BSNH)
+        # one more column than there are distances: `relative_shift` pushes it into the corner that causality hides
+        distance_R = functional.pad(encoding["distance_S"], (0, 1))
+        position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH, encoding["weight_PNH"][distance_R])
+        position_BNTR = position_BNTR + encoding["bias_PN"][distance_R].T[:, None]
+        return (content_BNTS + relative_shift(position_BNTR)).mul(query_BTNH.shape[-1] ** -0.5)
+
+
+# ---- contents alone
+
+
+def automatic_content_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
+    """Attend by contents alone: blockwise on a CPU, elsewhere by torch's own implementation."""
+    attend = blockwise_content_attention if use_blockwise(query_BTNH) else sdpa_content_attention
+    return attend(query_BTNH=query_BTNH, **others)
+
+
+def plain_content_attention(
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
+) -> Tensor:
+    """Attend by `content_scores`; arguments and result as in `plain_attention`."""
+    weight_BNTS = attention_weights(content_scores(query_BTNH, key_BSNH), mask)
+    return weighted_values(weight_BNTS, value_BSNH, dropout=dropout)
+
+
+CONTENT_ATTENTION: dict[str, Callable[..., Tensor]] = {
+    "auto": automatic_content_attention,
+    "plain": plain_content_attention,
+    "blockwise": blockwise_content_attention,
+    "sdpa": sdpa_content_attention,
+}
+
+
+class ContentEncoding(PositionEncoding):
+    """Positions that enter what is compared, or not at all; scores are q·k / sqrt(H)."""
+
+    kernels = tuple(CONTENT_ATTENTION)
+
+    def turned(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as they are compared."""
+        return query_BTNH, key_BSNH
+
+    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
+        return content_scores(*self.turned(query_BTNH, key_BSNH, encoding))
+
+    def attend(
+        self,
+        query_BTNH: Tensor,
+        key_BSNH: Tensor,
+        value_BSNH: Tensor,
+        encoding: Encoding,
+        mask: AttentionMask,
+        dropout: float,
+    ) -> Tensor:
+        query_BTNH, key_BSNH = self.turned(query_BTNH, key_BSNH, encoding)
+        return CONTENT_ATTENTION[self.config.attention](
+            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, mask=mask, dropout=dropout
+        )
+
+
+@register("position", "sinusoid", config=PositionConfig)
+class SinusoidEncoding(ContentEncoding):
+    """The sinusoid of the place in the segment, added to the scaled embedding (Vaswani et al., 2017, section 3.5).
+
+    With a memory this is what relative encodings were invented against: place p of the segment before has the encoding
+    of place p of this one, and nothing tells the two apart (Transformer-XL, section 3.3). A document that begins inside
+    a segment goes on with the segment's places. Memory keeps the first layer's inputs with the encodings of the segment
+    that they were read in.
+    """
+
+    relative = False
+
+    def embed(self, embedded_BTD: Tensor) -> Tensor:
+        place_T = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)
+        return embedded_BTD + sinusoids(place_T, d_model=self.config.d_model, dtype=embedded_BTD.dtype)
+
+
+class LearnedConfig(PositionConfig):
+    """Learned encodings of the place in the segment."""
+
+    n_positions: Width  # places with an encoding in each layer; no segment may be longer
+
+
+@register("position", "learned", config=LearnedConfig)
+class LearnedEncoding(ContentEncoding):
+    """A learned encoding of the place in the segment, added to every layer's input (Al-Rfou et al., 2018, section 2.3).
+
+    Memory keeps the sums. No segment can be longer than there are places.
+    """
+
+    relative = False
+
+    def __init__(self, settings: LearnedConfig, config: TransformerConfig) -> None:
+        super().__init__(settings, config)
+        self.place_embedding = nn.Parameter(torch.empty(config.n_layer, settings.n_positions, config.d_model))
+
+    @classmethod
+    def longest_segment(cls, settings: LearnedConfig) -> int:
+        return settings.n_positions
+
+    def layer_input(self, hidden_BTD: Tensor, layer: int) -> Tensor:
+        return hidden_BTD + self.place_embedding[layer, : hidden_BTD.shape[1]]
+
+
+class RotaryConfig(PositionConfig):
+    """Rotary positions."""
+
+    rope_base: Annotated[float, Field(ge=1)]  # the slowest pair turns by about 1 / rope_base a token
+
+
+@register("position", "rotary", config=RotaryConfig)
+class RotaryEncoding(ContentEncoding):
+    """Queries and keys turned by their slots, so that a score depends on their distance alone (Su et al., 2021).
+
+    Memory holds keys that are not turned, and can be read again from any segment.
+    """
+
+    @classmethod
+    def rules(cls, config: TransformerConfig) -> Iterator[str]:
+        if config.d_head % 2:
+            yield f"d_head is {config.d_head}, and must be even: rotary positions turn pairs"
+
+    def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
+        """Return the angles of the slots 0 ... S-1: slot / base^(2h/H) for the pair h."""
+        precise = torch.promote_types(like.dtype, torch.float32)
+        width = self.config.d_head
+        exponent = torch.arange(0, width, 2, device=like.device, dtype=precise) / width
+        slot_S = torch.arange(keys, device=like.device, dtype=precise)
+        angle_SH = torch.outer(slot_S, self.settings.rope_base**-exponent).repeat(1, 2)
+        return {"cos_SH": angle_SH.cos(), "sin_SH": angle_SH.sin()}
+
+    def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
+        """Return the angles of the slots 0 ... keys-1: only their distances matter."""
+        return {name: angle_SH[:keys] for name, angle_SH in encoding.items()}
+
+    def turned(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
+        cos_SH, sin_SH = encoding["cos_SH"], encoding["sin_SH"]
+        queries = query_BTNH.shape[1]
+        return (
+            apply_rotary(query_BTNH, cos_SH[-queries:], sin_SH[-queries:]),
+            apply_rotary(key_BSNH, cos_SH, sin_SH),
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from transformer_xl.model.flops import recurrent_step_flops
 from transformer_xl.model.init import init_weights
 from transformer_xl.model.layers import make_dropout
 from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
+from transformer_xl.registry import register
 
 
 class Cell(NamedTuple):
@@ -94,6 +95,9 @@ class RecurrentLayer(nn.Module):
             self.network.get_parameter("bias_ih_l0")[self.d_model : 2 * self.d_model] = 1.0
 
 
+@register("model", "rnn", config=RecurrentConfig)
+@register("model", "gru", config=RecurrentConfig)
+@register("model", "lstm", config=RecurrentConfig)
 class RecurrentModel(LanguageModel):
     """Layers of tanh, GRU or LSTM cells; dropout after the embedding and after each layer.
 
@@ -101,7 +105,6 @@ class RecurrentModel(LanguageModel):
     """
 
     config: RecurrentConfig
-    longer_memory: ClassVar[bool] = False
 
     def __init__(self, config: RecurrentConfig, *, vocab_size: int) -> None:
         super().__init__()
@@ -131,26 +134,21 @@ class RecurrentModel(LanguageModel):
         """Count the numbers that a memory holds for one lane; without one the state counts as none."""
         return self.cell.states * len(self.layers) * self.config.d_model if mem_len > 0 else 0
 
-    def forward(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> ModelOutput:
-        """Read one segment; see `LanguageModel.forward`.
-
-        Raises:
-            ValueError: also for `clamp_len` or `same_length`, which a state cannot follow.
-        """
+    def forward(
+        self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
+    ) -> ModelOutput:
         memory = of_kind(StateMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
-        if self.clamp_len is not None or self.same_length:
-            raise ValueError(
-                f"clamp_len is {self.clamp_len} and same_length {self.same_length}, and must be None and False for "
-                f"{self.config.kind}"
-            )
+        self.check_context(segment_len=tokens_BT.shape[1], mem_len=memory.mem_len)
         pieces = _pieces(resets_BT, segment_len=tokens_BT.shape[1])
         hidden_BTD = self.dropout(self.embedding(tokens_BT))
+        if detach:
+            memory = memory.detach()
         after = []
         for layer, state_KBD in zip(self.layers, memory.state_KLBD.unbind(dim=1), strict=True):
-            hidden_BTD, state_KBD = layer(hidden_BTD, state_KBD.detach().to(hidden_BTD.dtype), pieces, resets_BT)
+            hidden_BTD, state_KBD = layer(hidden_BTD, state_KBD.to(hidden_BTD.dtype), pieces, resets_BT)
             hidden_BTD = self.dropout(hidden_BTD)
-            after.append(state_KBD.detach())
+            after.append(state_KBD.detach() if detach else state_KBD)
         state_KLBD = torch.stack(after, dim=1)
         if memory.mem_len == 0:
             state_KLBD = torch.zeros_like(state_KLBD)

@@ -10,15 +10,16 @@ C room for tokens, K kept tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from transformer_xl.model.attention import Encoding
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
-from transformer_xl.model.layers import Encoding, Layer, WithMemory
+from transformer_xl.model.layers import DecoderLayer, ExtendKeyValue
 from transformer_xl.model.mask import attention_mask
 from transformer_xl.model.memory import (
     HiddenMemory,
@@ -26,9 +27,8 @@ from transformer_xl.model.memory import (
     beyond,
     check_mem_len,
     length_after,
-    memory_from_state_dict,
 )
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import Transformer
 
 
 class KVCache:
@@ -145,21 +145,6 @@ class Stream(ABC):
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Tensor]:
-        """Give what lanes have read, as tensors of their own."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where `state_dict` was taken, in place of all that was read here.
-
-        Args:
-            state: of a session of the same model, lanes, lengths and precision, on any device.
-
-        Raises:
-            ValueError: it is none of such a session.
-        """
-
     def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         check_lanes(tokens_BT, self.batch_size, of="session", made_with="stream(model, batch_size={})")
         # the layers' own flag: models that share them, see `with_context`, each have one of their own besides
@@ -189,24 +174,6 @@ class MemoryStream(Stream):
         self._memory = memory
         self._forgotten.clear()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Give the memory's tensors, and which lanes are yet to forget theirs."""
-        tensors = {
-            name: value.clone() for name, value in self._memory.state_dict().items() if isinstance(value, Tensor)
-        }
-        forgotten_B = torch.tensor([lane in self._forgotten for lane in range(self.batch_size)])
-        return {**tensors, "forgotten_B": forgotten_B}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where `state_dict` was taken, in place of all that was read here."""
-        own = self._memory.state_dict()
-        tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
-        shapes = {name: value.shape for name, value in tensors.items()} | {"forgotten_B": (self.batch_size,)}
-        _check_shapes(state, shapes)
-        read = {name: state[name].to(value.device) for name, value in tensors.items()}
-        self._memory = memory_from_state_dict({**own, **read})
-        self._forgotten = {lane for lane, is_forgotten in enumerate(state["forgotten_B"].tolist()) if is_forgotten}
-
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         if self._forgotten:
             resets_BT = torch.zeros_like(tokens_BT, dtype=torch.bool) if resets_BT is None else resets_BT.clone()
@@ -224,16 +191,16 @@ class MemoryStream(Stream):
 class KeyValueStream(Stream):
     """A session that keeps each layer's keys and values, and projected positions."""
 
-    _model: MemoryTransformer
+    _model: Transformer
 
-    def __init__(self, model: MemoryTransformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
+    def __init__(self, model: Transformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
-        self._reader: MemoryTransformer | None = None
+        self._reader: Transformer | None = None
         self._fixed_shapes = fixed_shapes
         self._layers = [KVCache() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
         self._encoded = 0
-        self._newest_encodings: tuple[int, Sequence[Encoding]] = 0, ()
+        self._newest: tuple[int, Sequence[Encoding]] = 0, ()
         self._slots = 0
         self._length_B = model.empty_memory(batch_size, mem_len).length_B
 
@@ -244,37 +211,12 @@ class KeyValueStream(Stream):
         self._slots = min(memory.rows.shape[2], self.mem_len)
         self._length_B = memory.length_B.clamp(max=self.mem_len)
         for buffer, layer, rows_BMD in zip(
-            self._layers, cast("Sequence[Layer]", self._model.layers), memory.rows, strict=True
+            self._layers, cast("Sequence[DecoderLayer]", self._model.layers), memory.rows, strict=True
         ):
             buffer.clear()
             if self._slots:
                 buffer.append(layer.key_value(rows_BMD[:, -self._slots :]), keep=0)
         self._zero_forgotten()
-
-    @torch.no_grad()
-    def state_dict(self) -> dict[str, Tensor]:
-        """Give each layer's keys and values (2, N, B, M, H), and how many of them each lane has."""
-        kept = {name: buffer.newest(self._slots).clone() for name, buffer in self._named_layers() if self._slots}
-        return {"length_B": self._length_B.clone(), **kept}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from where `state_dict` was taken, in place of all that was read here."""
-        config, names = self._model.config, [name for name, _ in self._named_layers()]
-        slots = state[names[0]].shape[3] if names[0] in state and state[names[0]].dim() == 5 else 0
-        if slots > self.mem_len:
-            raise ValueError(f"the state has {slots} keys a layer, and mem_len is {self.mem_len}")
-        shape = (2, config.n_head, self.batch_size, slots, config.d_head)
-        _check_shapes(state, {"length_B": (self.batch_size,)} | dict.fromkeys(names if slots else [], shape))
-        device = self._length_B.device
-        self._slots, self._length_B = slots, state["length_B"].to(device)
-        for name, buffer in self._named_layers():
-            buffer.clear()
-            if slots:
-                buffer.append(state[name].to(device), keep=0)
-
-    def _named_layers(self) -> list[tuple[str, KVCache]]:
-        return [(f"layers.{number}", buffer) for number, buffer in enumerate(self._layers)]
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         model, segment_len = self._model, tokens_BT.shape[1]
@@ -293,16 +235,16 @@ class KeyValueStream(Stream):
             resets_BT=resets_BT,
         )
 
-        def with_memory(index: int, layer: Layer) -> WithMemory:
+        def extend_kv(index: int, layer: DecoderLayer) -> ExtendKeyValue:
             return partial(self._layers[index].append, keep=slots)
 
         if self._reader is None:  # not before the first piece: until then a model may be in training mode
             self._reader = model.with_prepacked_layers()
         hidden_BTD, _ = self._reader.run_layers(
             embedded_BTD,
-            with_memory=with_memory,
+            extend_kv=extend_kv,
             mask=mask,
-            encodings=self._encodings_of(slots=slots, segment_len=segment_len, like=embedded_BTD),
+            encodings=self._encodings_of(keys=slots + segment_len, like=embedded_BTD),
         )
         self._slots = min(slots + segment_len, self.mem_len)
         self._length_B = length_after(
@@ -313,7 +255,7 @@ class KeyValueStream(Stream):
     def _fill_slots(self, like_B1D: Tensor) -> None:
         """Put zeros, which nobody sees, before what was read, so that there is a key for every slot."""
         missing = self.mem_len - self._slots
-        for buffer, layer in zip(self._layers, cast("Sequence[Layer]", self._model.layers), strict=True):
+        for buffer, layer in zip(self._layers, cast("Sequence[DecoderLayer]", self._model.layers), strict=True):
             like_2NB1H = layer.key_value(like_B1D)
             kept = buffer.newest(self._slots).clone() if self._slots else None
             buffer.clear()
@@ -322,17 +264,22 @@ class KeyValueStream(Stream):
                 buffer.append(kept, keep=missing)
         self._slots = self.mem_len
 
-    def _encodings_of(self, *, slots: int, segment_len: int, like: Tensor) -> Sequence[Encoding]:
-        """Give each layer's encoding of positions, made anew only when there are more of them than ever before."""
-        keys = slots + segment_len
+    def _encodings_of(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+        """Return each layer's encoding of positions, made anew only when there are more of them than ever before."""
+        if keys != self._newest[0]:
+            self._newest = keys, self._newest_encodings(keys=keys, like=like)
+        return self._newest[1]
+
+    def _newest_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
+        position = self._model.position
         if keys > self._encoded:
-            self._encoded = min(keys + keys // 2, self.mem_len + 2 * segment_len)
-            self._encodings = self._model.cached_encodings(keys=self._encoded, like=like)
-            self._newest_encodings = 0, ()
-        if keys != self._newest_encodings[0]:
-            newest = [self._model.newest_encoding(encoding, keys=keys) for encoding in self._encodings]
-            self._newest_encodings = keys, newest
-        return self._newest_encodings[1]
+            self._encoded = min(keys + keys // 2, self.mem_len + 2 * like.shape[1])
+            self._encodings = [
+                position.cached(encoding) for encoding in self._model.encodings(keys=self._encoded, like=like)
+            ]
+        newest = [position.newest(encoding, keys=keys) for encoding in self._encodings]
+        kept = [encoding for encoding in newest if encoding is not None]
+        return kept if len(kept) == len(newest) else self._model.encodings(keys=keys, like=like)
 
     def _forget(self, lanes: Sequence[int]) -> None:
         self._length_B = self._length_B.clone()
@@ -346,13 +293,6 @@ class KeyValueStream(Stream):
             beyond_BM1 = beyond(self._length_B, slots=self._slots)
             for buffer in self._layers:
                 buffer.newest(self._slots).masked_fill_(beyond_BM1, 0)
-
-
-def _check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    wanted = {name: tuple(shape) for name, shape in shapes.items()}
-    if found != wanted:
-        raise ValueError(f"the state holds {found}, and must hold {wanted}")
 
 
 def stream(
@@ -387,6 +327,6 @@ def stream(
         same_length=model.same_length if same_length is None else same_length,
     )
     mem_len = model.mem_len if mem_len is None else mem_len
-    if isinstance(reader, MemoryTransformer):
+    if isinstance(reader, Transformer):
         return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len, fixed_shapes=fixed_shapes)
     return MemoryStream(reader, batch_size=batch_size, mem_len=mem_len)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from transformer_xl.config import parse_model
 from transformer_xl.freed_memory import keep_freed_memory
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.registry import make_model
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.streaming import Stream, stream
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transformer_xl.model.transformer import MemoryTransformer
+from transformer_xl.model.transformer import Transformer
 
 
 class Product(NamedTuple):
@@ -28,7 +28,7 @@ class Product(NamedTuple):
         return 2 * self.batch * self.rows * self.inner * self.columns * self.times
 
 
-def step_products(model: MemoryTransformer, request: dict[str, Any]) -> list[Product]:
+def step_products(model: Transformer, request: dict[str, Any]) -> list[Product]:
     """List what `model/flops.py` counts, forward and backward, each in its own shape.
 
     A query's keys are as many as causality leaves it on average; a loss visits the tails that the shares say.
@@ -73,7 +73,7 @@ def _attended(batch: int, queries: int, width: int, keys: int, *, times: int) ->
     ]
 
 
-def _vocabulary(model: MemoryTransformer, *, tokens: int, shares: Sequence[float]) -> list[Product]:
+def _vocabulary(model: Transformer, *, tokens: int, shares: Sequence[float]) -> list[Product]:
     clusters = model.clusters
     products = []
     for number, (size, width) in enumerate(zip(clusters.sizes, clusters.widths, strict=True)):

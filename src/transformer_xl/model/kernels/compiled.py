@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transformer_xl.model.base import TokenLosses, of_kind
 from transformer_xl.model.memory import HiddenMemory, Memory
-from transformer_xl.model.transformer import MemoryTransformer, call_layer
+from transformer_xl.model.transformer import Transformer, call_layer
 
 
 class CompiledTraining:
@@ -24,7 +24,7 @@ class CompiledTraining:
     model itself, and the names of its weights, stay what they are: evaluation goes on through the model.
     """
 
-    def __init__(self, model: MemoryTransformer, *, segment_len: int, backend: str | Callable[..., Any]) -> None:
+    def __init__(self, model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]) -> None:
         """Take what to compile; the work is done when the first segment is read.
 
         Args:

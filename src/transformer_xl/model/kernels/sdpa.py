@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.mask import AttentionMask
-from transformer_xl.model.positions import relative_shift
 
 _MULTIPLE = 8
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -50,6 +50,20 @@ def sdpa_attention(
         scale=width**-0.5,
     )
     return attended_BNTH[..., : value_BSNH.shape[-1]].transpose(1, 2)
+
+
+def sdpa_content_attention(
+    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
+) -> Tensor:
+    """Attend by contents alone, q·k / sqrt(H); arguments and result as in `plain_attention`."""
+    attended_BNTH = masked_sdpa(
+        query_BTNH.transpose(1, 2),
+        key_BSNH.transpose(1, 2),
+        value_BSNH.transpose(1, 2),
+        mask=mask.visible_BTS[:, None],
+        dropout=dropout,
+    )
+    return attended_BNTH.transpose(1, 2)
 
 
 def masked_sdpa(

@@ -101,15 +101,21 @@ def test_nothing_in_conf_names_a_class() -> None:
         assert "_target_" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", [*CONF.glob("*/*.yaml"), CONF / "train.yaml"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*CONF.glob("*/**/*.yaml"), CONF / "train.yaml"], ids=lambda path: path.name)
 def test_every_setting_is_explained_on_its_line(path: Path) -> None:
+    """On its line, or on that of the file that the choice begins from."""
     own = path.read_text().partition("\nhydra:")[0]
     if path.parent.name in GLOBAL:
         assert path.read_text().startswith("# @package _global_\n# ")
         return
     settings = [line for line in own.splitlines() if re.match(r"\s*[a-z_0-9]+: \S", line)]
-    assert settings or re.search(r"\ndefaults:\n(  - \w+\n)+$", own)
-    assert [line for line in settings if " # " not in line and "kind: " not in line] == []
+    assert settings or re.search(r"\ndefaults:\n(  - [\w: ]+\n)+$", own)
+    bare = [line for line in settings if " # " not in line and "kind: " not in line]
+    begins_from = re.search(r"\ndefaults:\n  - (\w+)\n", own)
+    explained = (path.parent / f"{begins_from[1]}.yaml").read_text() if begins_from else ""
+    if "\n  - txl" in explained:
+        explained += (path.parent / "txl_tiny.yaml").read_text()
+    assert [line for line in bare if f"\n{line.partition(':')[0]}: " not in explained] == []
 
 
 def test_no_number_has_two_homes() -> None:

@@ -163,7 +163,6 @@ class ListedTokenizer(Tokenizer):
     """
 
     by_frequency = True
-    whole_characters = True
     defaults: ClassVar[Mapping[str, bool]] = {}
     unk: ClassVar[str] = UNK
 
@@ -301,7 +300,6 @@ class SymbolTokenizer(Tokenizer):
     kind = "symbol"
     unit = "bpc"
     is_text = False
-    whole_characters = True
 
     def __init__(self, size: int, *, end_of_document: bool = False) -> None:
         if size - end_of_document < 1:

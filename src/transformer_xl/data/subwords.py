@@ -39,7 +39,7 @@ _ENDS_OF_DOCUMENTS = (
     "<|end_of_text|>",
     "</s>",
     "<eos>",
-    EOD,
+    "<eod>",
     "<|eos|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<|im_end|>",
@@ -53,13 +53,10 @@ _PART_BYTES = 1 << 16
 """Of a long text: so much of it at least is one piece of work."""
 # Merging takes the square of a word's length, and a text can be one word: DNA, base64, a line of blanks.
 _LONG_WORD = re.compile(r"\w{256}|\s{256}|[^\w\s]{256}")
-
-
 _BORDER = re.compile(rb"(?<=[0-9A-Za-z\x80-\xff])(?:[ \t\r\n]|\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])")
 _WINDOW = 1 << 12
 _WIDEST_BORDER = 3
 _WIDEST_CHARACTER = 4
-
 _PROBES = (
     ("The old cat", " sat, on 12"),
     ("in 1906", " it"),

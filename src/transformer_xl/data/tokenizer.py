@@ -121,7 +121,6 @@ class Tokenizer(ABC):
         by_frequency: frequent symbols have small ids, as an adaptive softmax needs.
         any_bytes: texts may be any bytes, and need not be UTF-8.
         is_text: ids stand for text, and not for themselves.
-        whole_characters: each id stands for whole characters.
         strips_newlines: with `newline=drop`, line ends are taken out of a text before it is encoded.
         learns_from_all: the vocabulary is that of all splits, not of the training split alone.
         sample_bytes: as much text as is learnt from, at most; None: all.
@@ -142,7 +141,6 @@ class Tokenizer(ABC):
     by_frequency: ClassVar[bool] = False
     any_bytes: ClassVar[bool] = False
     is_text: ClassVar[bool] = True
-    whole_characters: ClassVar[bool] = False
     strips_newlines: ClassVar[bool] = False
     learns_from_all: ClassVar[bool] = False
     sample_bytes: ClassVar[int | None] = None

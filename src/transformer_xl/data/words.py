@@ -42,8 +42,8 @@ class ListedWords(ListedTokenizer):
 
     def __init__(self, symbols: Sequence[str], **options: bool) -> None:
         super().__init__(symbols, **options)
-        if self.end not in self.id_of_symbol or self.unknown is None:
-            raise UserError(f"a {self.kind} vocabulary must hold {self.end} and {self.unk}")
+        if self.end not in symbols or self.unk not in symbols or (self.end == EOS and symbols[0] != EOS):
+            raise UserError(f"a {self.kind} vocabulary must hold {self.end} and {self.unk}, {EOS} as its first symbol")
         self.ends_lines = self.options.get("line_ends", True)
         self.start = self.end_of_document
         if self.start is None and self.ends_lines:
@@ -127,10 +127,6 @@ class WordTokenizer(ListedWords):
     kind = "word"
     defaults: ClassVar[Mapping[str, bool]] = {"lower_case": False, "line_ends": True}
 
-    def __init__(self, symbols: Sequence[str], **options: bool) -> None:
-        _require_eos_first(symbols)
-        super().__init__(symbols, **options)
-
     def split(self, text: str) -> list[str]:
         if self.options["lower_case"]:
             text = text.lower()
@@ -193,11 +189,8 @@ class WikitextTokenizer(ListedWords):
     kind = "wikitext"
 
     def __init__(self, symbols: Sequence[str], **options: bool) -> None:
-        _require_eos_first(symbols)
         super().__init__(symbols, **options)
-        for number, word in enumerate(symbols):
-            if word in _JOINED:
-                self._bytes_of_id[number] = 1
+        self._bytes_of_id[[number for number, word in enumerate(symbols) if word in _JOINED]] = 1
 
     def for_split_text(self) -> Tokenizer:
         return WordTokenizer(self.symbols)
@@ -249,10 +242,8 @@ class _LineDecoder(Decoder):
             return last
         self._line.append(number)
         before, self._text = self._text, self._decode(self._line)
-        pairs = enumerate(zip(before, self._text, strict=False))
-        return self._write(
-            next((place for place, (old, new) in pairs if old != new), min(len(before), len(self._text)))
-        )
+        differs = [old != new for old, new in zip(before, self._text, strict=False)]
+        return self._write(differs.index(True) if True in differs else len(differs))
 
     def finish(self) -> str:
         return self._write(len(self._text))
@@ -261,11 +252,6 @@ class _LineDecoder(Decoder):
         text = self._text[self._written : end]
         self._written = max(self._written, end)
         return text
-
-
-def _require_eos_first(symbols: Sequence[str]) -> None:
-    if not symbols or symbols[0] != EOS or UNK not in symbols:
-        raise UserError(f"a word vocabulary must begin with {EOS} and hold {UNK}")
 
 
 def _plain_lines(text: str) -> str:

@@ -5,24 +5,63 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import ConfigDict
 
-from transformer_xl.config import Config
-from transformer_xl.data_config import CorpusConfig, StoredConfig, tokenizers
+from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig, WandbConfig
+from transformer_xl.data_config import CorpusConfig, Data, DataConfig, StoredConfig, tokenizers
 from transformer_xl.errors import UserError, naming_file
 from transformer_xl.registry import nearest
 from transformer_xl.resume_rules import refusal
-from transformer_xl.settings import parse, plain, replace
+from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, replace
 
 _OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
 """What runs did before there was a setting for it, which their folders therefore lack."""
 
-_GONE = {
-    "trainer": ("barebones", "default_root_dir", "reload_dataloaders_every_n_epochs", "use_distributed_sampler"),
-}
-"""Settings of older runs that are none any more; evaluation and generation read those runs all the same."""
+
+class SavedTrainer(Settings):
+    """What is read of a run's trainer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    precision: int | str | None
+    fast_dev_run: bool | int
+
+
+class SavedModel(Settings):
+    """What is read of a run's network; its checkpoint holds the whole."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    mem_len: int
+
+
+class SavedConfig(Settings):
+    """What evaluation, scoring and generation read of a run's configuration, whichever version wrote the rest."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seed: Seed
+    name: str | None
+    init_from: str | None
+    model: SavedModel
+    recipe: RecipeConfig
+    data: Data
+    eval: EvalConfig
+    trainer: SavedTrainer
+    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
+
+
+def saved_config(folder: Path) -> SavedConfig:
+    """Read what a command about a trained model needs of its run's configuration.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    saved = parse(SavedConfig, read_config(folder))
+    return replace(saved, data=expanded_data(saved.data))
 
 
 def resumed_config(
@@ -141,10 +180,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _with_newer_settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """Add the settings that have come since a run was started, each as runs did before; leave out those that went."""
-    for group, names in _GONE.items():
-        if isinstance(saved.get(group), dict):
-            saved[group] = {name: value for name, value in saved[group].items() if name not in names}
+    """Add the settings that have come since a run was started; each as runs did before."""
     for key, value in _OF_OLDER_RUNS.items():
         node: Any = saved
         *groups, name = key.split(".")
@@ -166,7 +202,11 @@ def write_config(config: Config, folder: Path) -> None:
 
 def expanded(config: Config) -> Config:
     """Replace a leading `~` in paths by the home folder."""
-    data = config.data
+    return replace(config, data=expanded_data(config.data))
+
+
+def expanded_data(data: DataConfig) -> DataConfig:
+    """Replace a leading `~` in a corpus's paths by the home folder."""
     if isinstance(data, CorpusConfig) and data.tokenizer not in tokenizers():
         path = os.path.expanduser(data.tokenizer)
         if os.path.exists(path):  # a resume may come from another folder
@@ -175,7 +215,7 @@ def expanded(config: Config) -> Config:
         value = getattr(data, name, None)
         if value is not None:
             data = replace(data, **{name: os.path.expanduser(value)})
-    return replace(config, data=data)
+    return data
 
 
 def without_rebuild(config: Config) -> Config:

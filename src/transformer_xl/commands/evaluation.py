@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from transformer_xl import build_trainer
 from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, readings_of, tell
 from transformer_xl.commands.folders import slug
 from transformer_xl.commands.models import NamedModel, find_models
@@ -27,15 +26,15 @@ from transformer_xl.commands.run_identity import RunIdentity, read_identity
 from transformer_xl.commands.run_lock import refuse_if_in_use
 from transformer_xl.commands.summary import exit_code_at_end, step_at_end
 from transformer_xl.commands.tables import printable
-from transformer_xl.config import Config, WandbConfig
+from transformer_xl.config import WandbConfig
 from transformer_xl.data.locking import only_one
 from transformer_xl.data.units import beside_scores
 from transformer_xl.errors import UserError, atomic_write, first_line
 from transformer_xl.inference import plots
 from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
+from transformer_xl.run_config import SavedConfig, read_config
 from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
-from transformer_xl.settings import plain
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
 
@@ -389,7 +388,7 @@ def paired_error(row: Row, other: Row) -> float:
     return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
-def check_can_publish(model: NamedModel) -> tuple[Config, WandbConfig, RunIdentity]:
+def check_can_publish(model: NamedModel) -> tuple[SavedConfig, WandbConfig, RunIdentity]:
     """Return what opens the W&B run of a model's training run, at which no process may be working.
 
     Raises:
@@ -398,7 +397,7 @@ def check_can_publish(model: NamedModel) -> tuple[Config, WandbConfig, RunIdenti
     config, identity = model.config, read_identity(model.folder)
     if config is None:
         raise UserError(f"wandb is true, and {model.path} comes from no run whose W&B run could take results")
-    if not isinstance(config.logger, WandbConfig) or not build_trainer.wants_logger(config):
+    if not isinstance(config.logger, WandbConfig) or config.trainer.fast_dev_run:
         raise UserError(
             f"wandb is true, and the run {model.folder} was trained without W&B (logger={config.logger.kind})"
         )
@@ -419,7 +418,7 @@ def publish(row: Row) -> str:
         folder=model.folder.absolute(),
         name=config.name or model.folder.absolute().name,
         run_id=identity.run_id,
-        settings=plain(config) | parent,
+        settings=read_config(model.folder) | parent,
     )
     figures = {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
     values = {

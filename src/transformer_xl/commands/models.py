@@ -16,13 +16,11 @@ from typing import NamedTuple
 import torch
 
 from transformer_xl.commands.folders import slug
-from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model, may_be_on_hub
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.registry import nearest
-from transformer_xl.run_config import expanded, read_config
-from transformer_xl.settings import parse
+from transformer_xl.run_config import SavedConfig, saved_config
 
 LATEST = "latest"
 """The value of `run=` that stands for the newest run below `outputs/`."""
@@ -69,7 +67,7 @@ class NamedModel:
     name: str
     path: str
     checkpoint: str
-    config: Config | None
+    config: SavedConfig | None
     folder: Path
 
     def load(self, *, device: str, precision: str) -> LoadedModel:
@@ -203,7 +201,7 @@ def _named(path: str, name: str, *, checkpoint: str) -> NamedModel:
         name=name,
         path=path,
         checkpoint=checkpoint if run is not None else "",
-        config=None if run is None else expanded(parse(Config, read_config(run))),
+        config=None if run is None else saved_config(run),
         folder=run if run is not None else _RUNS / slug(name),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.config import TransformerConfig
+from transformer_xl.model_config import TransformerConfig
 
 torch.set_num_threads(1)  # at toy size a second thread only waits
 REPOSITORY = Path(__file__).parents[1]

@@ -16,6 +16,7 @@ LAYERS = [
     {
         "config",
         "data_config",
+        "model_config",
         "inference_config",
         "errors",
         "registry",

@@ -17,11 +17,11 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from transformer_xl.config import TransformerConfig, parse_model
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer
+from transformer_xl.model_config import TransformerConfig, parse_model
 from transformer_xl.settings import plain
 
 CONF = Path(__file__).parents[2] / "conf"

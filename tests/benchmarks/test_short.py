@@ -29,8 +29,8 @@ from tests.benchmarks.works import (
     work,
     zipf_shares,
 )
-from transformer_xl.config import parse_model
 from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model_config import parse_model
 
 V = 32
 

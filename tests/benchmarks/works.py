@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import yaml
 
-from transformer_xl.config import parse_model
 from transformer_xl.model.base import make_model
 from transformer_xl.model.flops import forward_flops
 from transformer_xl.model.transformer import Transformer
+from transformer_xl.model_config import parse_model
 
 CONF = Path(__file__).parents[2] / "conf"
 Request = dict[str, Any]

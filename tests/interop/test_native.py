@@ -11,12 +11,12 @@ import transformer_xl
 from tests.conftest import tiny_model_config
 from tests.interop.checkpoints import write_checkpoint
 from tests.interop.conftest import SYMBOLS
-from transformer_xl.config import ModelConfig, parse_model
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import model_weights, read_checkpoint, save_model
 from transformer_xl.interop.transformers_format import save_transformers
 from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model_config import ModelConfig, parse_model
 from transformer_xl.settings import plain
 
 

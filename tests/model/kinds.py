@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V
-from transformer_xl.config import ModelConfig, RecurrentConfig, TransformerConfig
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.memory import Memory, SlotMemory, StateMemory
+from transformer_xl.model_config import ModelConfig, RecurrentConfig, TransformerConfig
 from transformer_xl.settings import plain
 
 TRANSFORMERS: dict[str, dict[str, Any]] = {

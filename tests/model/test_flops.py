@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tiny_model_config
 from tests.model.tiny import SEGMENT_LEN, V, random_tokens, tiny_model
-from transformer_xl.config import TransformerConfig
 from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.flops import forward_flops, step_flops
+from transformer_xl.model_config import TransformerConfig
 
 # no two sizes equal, so that none can stand for another
 CONFIG = tiny_model_config(n_layer=3, d_model=16, n_head=2, d_head=6, d_inner=40)

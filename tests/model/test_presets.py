@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from transformer_xl.config import RecipeConfig, parse_model
+from transformer_xl.config import RecipeConfig
 from transformer_xl.model.base import make_model
+from transformer_xl.model_config import parse_model
 from transformer_xl.settings import parse
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, random_tokens, tiny_model
-from transformer_xl.config import TransformerConfig
+from transformer_xl.model_config import TransformerConfig
 
 Rows = list[Tensor]
 

@@ -19,10 +19,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, parse_model
 from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model_config import ModelConfig, parse_model
 from transformer_xl.settings import plain, replace
 
 CHECKPOINT_FORMAT = 3

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TransformerConfig, parse_model
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import make_model
 from transformer_xl.model.embedding import make_clusters
+from transformer_xl.model_config import TransformerConfig, parse_model
 
 _SIZES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
 _FLAGS = ("pre_lnorm", "same_length", "untie_r")

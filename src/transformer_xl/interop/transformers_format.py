@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.config import TransformerConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import (
     current_config,
@@ -23,6 +22,7 @@ from transformer_xl.interop.native import (
 from transformer_xl.interop.reference import DERIVED, Reference, frequencies, is_published, read_config, write_config
 from transformer_xl.interop.vocabularies import read_vocabulary, write_vocabulary
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.model_config import TransformerConfig
 
 MODEL_TYPE = "transfo-xl"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

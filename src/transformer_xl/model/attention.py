@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.config import TransformerConfig
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model_config import TransformerConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.positions import PositionEncoding

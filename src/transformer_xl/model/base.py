@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model.embedding import AdaptiveEmbedding, Clusters, make_clusters
 from transformer_xl.model.memory import Memory, MemoryType
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.registry import lookup
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model.kernels.cross_entropy import NOT_COUNTED, Columns, Softmax, softmax_losses
 from transformer_xl.model.kernels.linear import linear
 from transformer_xl.model.kernels.onednn import rows_to_add
 from transformer_xl.model.kernels.tied_gradient import SharedTable, shared_table
+from transformer_xl.model_config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer_xl.config import RecurrentConfig, TransformerConfig
 from transformer_xl.model.embedding import Clusters
+from transformer_xl.model_config import RecurrentConfig, TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.config import TransformerConfig
 from transformer_xl.model.attention import Encoding, SelfAttention
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import PositionEncoding
+from transformer_xl.model_config import TransformerConfig
 
 ExtendKeyValue = Callable[[Tensor], Tensor]
 """Returns keys and values of memory and segment, (2, N, B, S, H), for those of the segment."""

@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.config import PositionConfig, TransformerConfig
 from transformer_xl.model.attention import (
     Encoding,
     SelfAttention,
@@ -33,6 +32,7 @@ from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.kernels.rotary import apply_rotary
 from transformer_xl.model.kernels.sdpa import sdpa_attention, sdpa_content_attention
 from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model_config import PositionConfig, TransformerConfig
 from transformer_xl.registry import register
 from transformer_xl.settings import Width
 

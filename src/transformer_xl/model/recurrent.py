@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import RecurrentConfig
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.flops import recurrent_step_flops
 from transformer_xl.model.init import init_weights
 from transformer_xl.model.layers import make_dropout
 from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
+from transformer_xl.model_config import RecurrentConfig
 from transformer_xl.registry import register
 
 

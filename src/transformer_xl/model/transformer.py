@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import ModelConfig, TransformerConfig
 from transformer_xl.model.attention import Encoding
 from transformer_xl.model.base import AttentionWeights, LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
@@ -24,6 +23,7 @@ from transformer_xl.model.layers import FEED_FORWARD, DecoderLayer, ExtendKeyVal
 from transformer_xl.model.mask import AttentionMask, attention_mask
 from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
 from transformer_xl.model.positions import PositionEncoding
+from transformer_xl.model_config import ModelConfig, TransformerConfig
 from transformer_xl.registry import lookup, register
 
 

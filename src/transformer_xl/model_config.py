@@ -1,0 +1,143 @@
+"""Settings of the networks, and the rules between them; the numbers stand in `conf/model/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from transformer_xl.registry import lookup
+from transformer_xl.settings import Length, Settings, Share, Width, by_kind, parse
+
+
+class ModelConfig(Settings):
+    """What every network has: layers, memory, and an embedding and output that may be adaptive."""
+
+    kind: str
+    n_layer: Annotated[int, Field(ge=1, lt=10_000)]
+    d_model: Width
+    dropout: Share
+    variational_dropout: bool
+    mem_len: Length
+    clamp_len: Length | None
+    same_length: bool
+    d_embed: Width | None
+    cutoffs: list[int]
+    div_val: Width
+    tie_weights: bool
+    tie_projs: Literal["none", "tails", "all"] | list[bool]
+    init_std: Annotated[float, Field(ge=0, lt=1e6)]
+    proj_init_std: Annotated[float, Field(ge=0, lt=1e6)]
+
+    @property
+    def label(self) -> str:
+        """The network in words."""
+        return self.kind
+
+    def rules(self) -> Iterator[str]:
+        cutoffs, clusters = self.cutoffs, len(self.cutoffs) + 1
+        if any(later <= earlier for earlier, later in pairwise([0, *cutoffs])):
+            yield f"cutoffs is {cutoffs}, and must be numbers above 0 that increase"
+        d_embed, needed = self.d_embed or self.d_model, self.div_val ** len(cutoffs)
+        if d_embed < needed:
+            setting = f"d_embed is {d_embed}" + ("" if self.d_embed else ", as model.d_model,")
+            yield (
+                f"{setting} and model.div_val is {self.div_val}: of the {clusters} clusters that model.cutoffs makes "
+                f"the last would have a width below 1; d_embed must be at least {needed}"
+            )
+        if isinstance(self.tie_projs, list) and len(self.tie_projs) != clusters:
+            yield (
+                f"tie_projs is {self.tie_projs}, and must have {clusters} entries, one for each cluster that "
+                "model.cutoffs makes, or be none, tails or all"
+            )
+
+
+class PositionConfig(Settings):
+    """How positions enter a transformer; see `model/positions.py`."""
+
+    kind: str
+
+
+class TransformerConfig(ModelConfig):
+    """A transformer with a memory of layer inputs; see `model/transformer.py`."""
+
+    kind: Literal["transformer"]
+    n_head: Width
+    d_head: Width
+    d_inner: Width
+    dropatt: Share
+    pre_norm: bool
+    norm: Literal["layer", "rms"]
+    feed_forward: Literal["relu", "swiglu"]
+    untie_r: bool
+    attention: Literal["auto", "plain", "blockwise", "sdpa"]
+    position: Annotated[PositionConfig, by_kind("position", PositionConfig)]
+
+    @property
+    def label(self) -> str:
+        return f"a transformer with {self.position.kind} positions"
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        kind = self.position.kind
+        encoding: Any = lookup("position", kind).factory
+        if self.d_model % 2:
+            yield f"d_model is {self.d_model}, and must be even: half sines, half cosines"
+        if self.untie_r and not encoding.has_biases:
+            yield f"untie_r is true, and must be false with model.position {kind}, which has no u and v"
+        if self.attention not in encoding.kernels:
+            yield f"attention is {self.attention!r}, and must be {' or '.join(encoding.kernels)} with position {kind}"
+        yield from encoding.rules(self)
+
+
+class RecurrentConfig(ModelConfig):
+    """A recurrent network whose state is the memory; `mem_len` 0 forgets it after each segment."""
+
+    kind: Literal["rnn", "gru", "lstm"]
+
+
+Model = Annotated[ModelConfig, by_kind("model", ModelConfig)]
+
+
+class _Holder(Settings):
+    model: Model
+
+
+def parse_model(value: Any) -> ModelConfig:
+    """Turn plain containers of a file into the settings of the network that their `kind` names.
+
+    Raises:
+        UserError: a setting is unknown, missing, or cannot work.
+    """
+    return parse(_Holder, {"model": upgraded_model(value)}).model
+
+
+_OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
+    "transformer_xl": ("relative", None),
+    "shaw": ("shaw", "max_distance"),
+    "vaswani": ("sinusoid", None),
+    "al_rfou": ("learned", "n_positions"),
+    "transformer_rope": ("rotary", "rope_base"),
+}
+"""Kinds of networks before there was one transformer: its position encoding, and that one's own setting."""
+
+
+def upgraded_model(value: Any) -> Any:
+    """Return a network's settings as they are written today, where an older file has them by another kind."""
+    if not isinstance(value, Mapping) or value.get("kind") not in _OLDER_TRANSFORMERS:
+        return value
+    settings = dict(value)
+    is_rotary = settings["kind"] == "transformer_rope"
+    position, own = _OLDER_TRANSFORMERS[settings["kind"]]
+    return {
+        "pre_norm": is_rotary,
+        "norm": "rms" if is_rotary else "layer",
+        "feed_forward": "swiglu" if is_rotary else "relu",
+        "untie_r": False,
+        "attention": "auto",
+        "position": {"kind": position} | ({own: settings.pop(own, None)} if own else {}),
+        **settings,
+        "kind": "transformer",
+    }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transformer_xl import init_from
@@ -25,32 +23,9 @@ from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.plan import Plan
-from transformer_xl.run_config import expanded
-from transformer_xl.settings import parse, plain, replace
+from transformer_xl.settings import plain, replace
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, make_schedule, parameter_groups
-
-
-def typed_config(composed: DictConfig) -> Config:
-    """Turn what Hydra composed into the typed configuration, with paths expanded."""
-    return expanded(parse(Config, OmegaConf.to_container(composed, resolve=True)))
-
-
-def composed_from_source(composed: DictConfig, source: LanguageModel, *, given: Collection[str]) -> DictConfig:
-    """Put the source's network into what Hydra composed, before the other groups' references are looked up."""
-    asked = OmegaConf.to_container(composed.model, resolve=True)
-    assert isinstance(asked, dict)
-    named = {str(name): value for name, value in asked.items()}
-    settings = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
-    return composed_with_model(composed, settings)
-
-
-def composed_with_model(composed: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
-    """Put a network's settings into what Hydra composed, before the other groups' references are looked up."""
-    composed = composed.copy()
-    OmegaConf.set_struct(composed, False)
-    composed.model = dict(settings)
-    return composed
 
 
 def open_data(

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from transformer_xl import build, build_trainer, devices
-from transformer_xl.commands.composing import compose
+from transformer_xl.commands.cli import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.plan import Plan, make_plan

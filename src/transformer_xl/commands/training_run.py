@@ -109,9 +109,16 @@ class TrainingRun:
         model = build.make_network(config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(config, data, plan)
-        module = build.make_module(config, data, model, plan, run_id=beginning.identity.run_id)
+        module = build.make_module(config, model, plan)
         callbacks = build_trainer.make_callbacks(
-            config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
+            config,
+            data,
+            model,
+            plan,
+            datamodule,
+            folder=self.folder,
+            signals=self.signals,
+            run_id=beginning.identity.run_id,
         )
         trainer = build_trainer.make_trainer(config, plan, callbacks, folder=self.folder)
         if beginning.checkpoint is not None and beginning.checkpoint_path is not None:

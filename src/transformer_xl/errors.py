@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -73,3 +73,31 @@ def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterator[None]:
+    """Hold a lock that one process of this machine has at a time, and that a killed one gives back.
+
+    Where the file system has no locks, all may go on at once.
+
+    Args:
+        path: of the lock file, which is left there.
+        announce: gets `waiting` once, if another process has the lock.
+        waiting: what to say.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            announce(waiting)
+            lock.acquire()
+    except NotImplementedError:
+        pass  # no locks here
+    try:
+        yield
+    finally:
+        lock.release()

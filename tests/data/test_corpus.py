@@ -1,4 +1,3 @@
-import fcntl
 import hashlib
 import json
 import os
@@ -13,15 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from transformer_xl.data import corpus
-from transformer_xl.data.building import build as building
-from transformer_xl.data.building import cache
-from transformer_xl.data.building import text as building_text
-from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data import build as building
+from transformer_xl.data import corpus, flat, text
+from transformer_xl.data.build import open_corpus
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data.locking import only_one
 from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, locked
 from transformer_xl.settings import plain, replace
 
 TextConfigs = Callable[..., TextConfig]
@@ -144,7 +141,6 @@ def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.Monke
     opened(config)
     monkeypatch.setattr(building, "FORMAT", 4)
     monkeypatch.setattr(corpus, "FORMAT", 4)
-    monkeypatch.setattr(cache, "FORMAT", 4)
     assert len(opened(config)[1]) == 2
 
 
@@ -228,8 +224,8 @@ def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tm
 BUILD = """
 import dataclasses, json, os, pathlib, sys, time
 from transformer_xl.data_config import TextConfig
-from transformer_xl.data import corpus
-from transformer_xl.data.building import build as building, cache
+from transformer_xl.data import build as building
+from transformer_xl.errors import locked
 config = TextConfig(**json.loads(sys.argv[1]))
 """
 
@@ -244,13 +240,13 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
 lines = []
-publish = building.publish
+rename = building._rename
 def late(*arguments, **named):
     time.sleep(0.5)  # the others come meanwhile
-    publish(*arguments, **named)
-building.publish = late
-found = corpus.open_corpus(config, announce=lines.append, seed=0)
-print(sum(int(tokens.sum()) for tokens in found.splits.values()), found.fingerprint)
+    rename(*arguments, **named)
+building._rename = late
+found = building.open_corpus(config, announce=lines.append, seed=0)
+print(sum(int(tokens[:].sum()) for tokens in found.splits.values()), found.fingerprint)
 print(json.dumps(lines), file=sys.stderr)
 """
     builders = [python(code, config) for _ in range(3)]
@@ -266,11 +262,10 @@ print(json.dumps(lines), file=sys.stderr)
 
 def test_who_finds_a_builder_at_work_says_so_and_waits(config: TextConfig, tmp_path: Path) -> None:
     lines: list[str] = []
-    with only_one(tmp_path / "lock", announce=lines.append, waiting="waiting"):
+    with locked(tmp_path / "lock", lines.append, "waiting"):
         code = """
-from transformer_xl.data.locking import only_one
 say = lambda line: print(line, flush=True)
-with only_one(pathlib.Path(config.path).with_name("lock"), announce=say, waiting="I wait"):
+with locked(pathlib.Path(config.path).with_name("lock"), say, "I wait"):
     print("mine")
 """
         other = python(code, config)
@@ -280,10 +275,10 @@ with only_one(pathlib.Path(config.path).with_name("lock"), announce=say, waiting
     assert lines == []
 
 
-@pytest.mark.parametrize("at", ["write_json", "publish", "file_sha256"])
+@pytest.mark.parametrize("at", ["_write_sidecar", "_rename", "_sha256"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
     code = (
-        f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\ncorpus.open_corpus(config, announce=print, seed=0)"
+        f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\nbuilding.open_corpus(config, announce=print, seed=0)"
     )
     builder = python(code, config)
     builder.communicate(timeout=60)
@@ -293,19 +288,6 @@ def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig
     found, lines = opened(config)
     assert len(lines) == 2
     assert left(config) == [found.folder.name]
-
-
-def test_a_living_builders_folder_is_left_alone(config: TextConfig) -> None:
-    folders = {name: Path(config.cache_dir) / f".building-text-0-{name}" for name in ("alive", "new", "dead")}
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-    (folders["dead"] / "train.bin").touch()
-    os.utime(folders["dead"], (1, 1))
-    with (folders["alive"] / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.utime(folders["alive"], (1, 1))
-        opened(config)
-        assert {name for name, folder in folders.items() if folder.exists()} == {"alive", "new"}
 
 
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
@@ -322,7 +304,7 @@ def test_a_source_that_changes_during_the_build_is_refused(
         os.utime(tmp_path / "a.txt", (3, 3))
         return "00"
 
-    monkeypatch.setattr(building, "file_sha256", touching)
+    monkeypatch.setattr(building, "_sha256", touching)
     with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
         opened(config)
     assert left(config) == []
@@ -397,7 +379,7 @@ def test_words_without_blanks_are_refused(
 def test_line_ends_may_be_dropped(
     tokenizer: Tokenizer, chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building_text, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(flat, "WINDOW", chunk_bytes)
     text = "one\ntwo\r\nthree\rfour \u2028\x0b\x85\n\n" * 9
     (tmp_path / "a.txt").write_bytes(text.encode())
     config = replace(config, tokenizer=tokenizer)
@@ -439,8 +421,10 @@ def test_the_standard_library_opens(stdlib_config: StdlibConfig) -> None:
 def test_memory_does_not_grow_with_the_text(
     tokenizer: Tokenizer, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building_text, "CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(cache, "_HASHED_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(flat, "WINDOW", 1 << 14)
+    monkeypatch.setattr(text, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(flat, "SEARCHED", 1 << 14)
+    monkeypatch.setattr(building, "_SAMPLE", 1 << 14)
     config = replace(config, tokenizer=tokenizer)
     opened(config)  # what imports and caches hold is not counted
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.data.building import build as building
+from transformer_xl.data import build as building
+from transformer_xl.data import flat
+from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import CharTokenizer, RankedByteTokenizer, SymbolTokenizer
-from transformer_xl.data.corpus import Corpus, open_corpus
+from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig, TextConfig
@@ -86,7 +88,7 @@ def test_every_vocabulary_has_a_folder_of_its_own(config: TextConfig) -> None:
 def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
     vocabulary: Tokenizer, symbol: str, place: str, config: TextConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", 3)
+    monkeypatch.setattr(flat, "WINDOW", 3)
     with pytest.raises(UserError, match=rf"{place}' {symbol}, which the vocabulary of \d+ .*init_vocabulary=extend"):
         opened(config, vocabulary)
     assert [path for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")] == []
@@ -97,7 +99,7 @@ def test_a_character_that_it_lacks_is_named_with_its_file_and_place(
 def test_dropped_line_ends_are_not_missing(
     chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.data.building.text.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(flat, "WINDOW", chunk_bytes)
     config = replace(config, newline="drop")
     found, _ = opened(config, CharTokenizer(["a", "b", "c", "z", " ", "\u00e9"]))
     assert found.vocabulary.decode(found.splits["train"]) == TRAIN.replace("\n", "")

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from tests.data.conftest import TextConfigs
 from tests.data.tokenizers_of_others import byte_fallback, learnt
+from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
-from transformer_xl.data.corpus import open_corpus
 from transformer_xl.data.tokenizer import (
     EOD,
     UNK,

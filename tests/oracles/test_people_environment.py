@@ -164,7 +164,6 @@ def test_25_offline_runs_name_no_file_outside_of_the_run(forks: Forks, base: lis
     assert f"{home}/.cache".encode() not in log
 
 
-@yet("a byte-order mark becomes a symbol")
 @pytest.mark.parametrize("tokenizer", ["char", "byte", pytest.param("word", marks=SLOW)])
 def test_25_a_byte_order_mark_is_no_symbol(tokenizer: str) -> None:
     Path("text.txt").write_bytes(codecs.BOM_UTF8 + made_up_text(20_000).encode())
@@ -177,7 +176,6 @@ def test_25_a_byte_order_mark_is_no_symbol(tokenizer: str) -> None:
         assert not np.fromfile(folder / "train.bin", np.uint8).tobytes().startswith(codecs.BOM_UTF8)
 
 
-@yet("a dangling link in a corpus folder passes silently")
 def test_25_a_link_to_nothing_in_a_corpus_is_said() -> None:
     Path("corpus").mkdir()
     Path("corpus/a.txt").write_text(made_up_text(20_000))
@@ -188,7 +186,6 @@ def test_25_a_link_to_nothing_in_a_corpus_is_said() -> None:
     assert "Traceback" not in result.printed
 
 
-@yet("doubled CSV columns pass silently")
 def test_25_a_column_that_stands_twice_is_refused() -> None:
     rows = "".join(f'"{line}","other words"\n' for line in made_up_text(20_000).splitlines())
     Path("text.csv").write_text("text,text\n" + rows)
@@ -248,7 +245,6 @@ def test_28_no_number_is_refused(base: list[str], key: str) -> None:
     ends_in_one_line(call("train", *without(base, key), f"{key}=nan", "hydra.run.dir=run"), key)
 
 
-@yet("inspect repeats a warning for each split")
 def test_28_inspect_warns_once() -> None:
     Path("text.txt").write_text(made_up_text(20_000))
     result = call("data", "inspect", "data=text", "data.path=text.txt", "data.cache_dir=corpora")

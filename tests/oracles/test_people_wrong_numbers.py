@@ -75,7 +75,6 @@ def is_refused_or_said(result: Result, *words: str) -> None:
 # --- 5: the border of the default split depends on the tokenizer ---
 
 
-@yet("the border of the default split depends on the tokenizer")
 @pytest.mark.parametrize("tokenizer", ["char", "word", pytest.param("wikitext", marks=SLOW)])
 @pytest.mark.parametrize("documents", ["record", pytest.param("blank_line", marks=SLOW)])
 def test_5_every_tokenizer_splits_a_text_at_the_same_places(tokenizer: str, documents: str) -> None:
@@ -305,7 +304,6 @@ def write_records(path: Path, texts: list[str | None]) -> None:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
-@yet("nulls of Parquet vanish silently")
 def test_9_nulls_are_answered_alike_and_said_with_counts() -> None:
     lines: list[str | None] = list(made_up_text(20_000).splitlines())
     for place in (5, 50, 51):
@@ -339,7 +337,6 @@ def folder_with_a_link() -> int:
     return 2 * len(text)
 
 
-@yet("links to folders are passed over silently")
 @pytest.mark.parametrize("loop", [False, True])
 def test_16_a_link_to_a_folder_is_followed_once_or_said(loop: bool) -> None:
     size = folder_with_a_link()
@@ -370,9 +367,9 @@ def packed(name: str, text: bytes) -> bytes:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("text.tar.gz", marks=yet("packed corpora are read as bytes")),
-        pytest.param("text.zip", marks=yet("packed corpora are read as bytes")),
-        pytest.param("text.txt.bz2", marks=yet("packed corpora are read as bytes")),
+        "text.tar.gz",
+        "text.zip",
+        "text.txt.bz2",
         "text.txt.gz",
     ],
 )

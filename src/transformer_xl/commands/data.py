@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Never
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Never
 
+from transformer_xl.commands.tables import printable
 from transformer_xl.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from transformer_xl.config import Config
     from transformer_xl.data.corpus import Corpus
+    from transformer_xl.data.inspect import SplitFigures
 
 _COMMANDS = ("prepare", "inspect")
 _DIFFERS = 1
 _INTERRUPTED = 130
+_READ_BY = ("tokenizer", "dtype", "newline", "documents", "reset_memory", "order", "split")
+_FILES_SHOWN = 5
+_SYMBOLS_SHOWN = 20
+_CHARACTERS_SHOWN = 200
+_TOKENS_DECODED = 1000
+"""More than `_CHARACTERS_SHOWN` bytes can be: what is shown does not end within a character."""
+_NOTHING = "-"
 _DESCRIPTION = """\
 Turn a corpus into the token files that train.py reads, and say what is in them.
 
@@ -67,12 +80,12 @@ def run(arguments: Sequence[str]) -> int:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except (UserError, OSError) as error:
-        from transformer_xl.commands import cli  # Hydra takes a moment, which `--help` need not wait for
+        from transformer_xl.commands import mistakes  # Hydra takes a moment, which `--help` need not wait for
 
-        sentence = cli.sentence_of(error)
+        sentence = mistakes.sentence_of(error)
         if sentence is None:
             raise
-        return cli.tell(sentence)
+        return mistakes.tell(sentence)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,16 +123,14 @@ def _check(command: str | None, *, verify: bool) -> None:
 
 
 def _run(command: str, settings: list[str], *, verify: bool) -> int:
-    from transformer_xl.commands.cli import compose
-    from transformer_xl.commands.corpus_report import prepared_lines
+    from transformer_xl.commands.composing import compose
 
-    config = compose(*settings)
+    config = compose(settings)
     corpus = _open(config, command=command)
     if command == "prepare":
-        for line in prepared_lines(corpus):
-            print(line)
+        _print_prepared(corpus)
         return 0
-    if verify and not _verify(corpus):
+    if verify and not _verified(corpus):
         return _DIFFERS
     _inspect(corpus, config)
     return 0
@@ -127,10 +138,10 @@ def _run(command: str, settings: list[str], *, verify: bool) -> int:
 
 def _open(config: Config, *, command: str) -> Corpus:
     """Open the corpus as a run does that begins from no other."""
-    from transformer_xl.data.corpus import open_corpus
-    from transformer_xl.data_config import RecallConfig, StoredConfig
+    from transformer_xl.data.build import open_corpus
+    from transformer_xl.data_config import StoredConfig
 
-    if isinstance(config.data, RecallConfig):
+    if not isinstance(config.data, StoredConfig):
         raise UserError(
             f"data={config.data.kind} is made up while it is read, and there is nothing to {command}: choose a corpus "
             "of files, as in data=stdlib"
@@ -141,41 +152,126 @@ def _open(config: Config, *, command: str) -> Corpus:
                 f"{name} is {source!r}, and must be left out: txl-data reads a corpus by its own vocabulary, and "
                 "train.py by a trained model's when it starts"
             )
-    assert isinstance(config.data, StoredConfig)
     return open_corpus(config.data, announce=print, seed=config.seed)
+
+
+def _verified(corpus: Corpus) -> bool:
+    """Compare all files with their checksums, say what came of it, and return whether all are as they were."""
+    from transformer_xl.data.inspect import verify
+
+    print("data: reading all files, to compare them with their checksums")
+    found = verify(corpus)
+    for line in found.differences:
+        print(f"differs  {line}")
+    if found.differences:
+        print("         data.rebuild=true builds the token files again")
+    else:
+        print(f"verified {found.files:,} files, {found.bytes:,} bytes")
+    return not found.differences
+
+
+def _print_prepared(corpus: Corpus) -> None:
+    from transformer_xl.data.inspect import count_documents
+
+    print(f"folder   {printable(str(corpus.folder))}")
+    for split, found in corpus.files.splits.items():
+        starts, tokens = found.starts, len(found.tokens)
+        documents = "" if starts is None else f", {_counted(count_documents(starts, tokens=tokens), 'document')}"
+        text = f", {corpus.text_bytes[split]:,} bytes of text" if corpus.text_bytes else ""
+        print(f"{split:8} {_counted(tokens, 'token')}{documents}{text}")
 
 
 def _inspect(corpus: Corpus, config: Config) -> None:
     from rich.console import Console
 
-    from transformer_xl.commands import corpus_report
-    from transformer_xl.commands.corpus_figures import figures_of, symbol_counts
-    from transformer_xl.commands.corpus_warnings import warnings_about
-    from transformer_xl.data.sources.files import SPLITS
+    from transformer_xl.data.inspect import figures_of_all, symbol_counts, warnings_about
 
     console = Console(highlight=False)
-    for line in corpus_report.opening_lines(corpus):
-        print(line)
-    figures = {split: figures_of(corpus, config, split=split) for split in SPLITS}
+    _print_opening(corpus)
+    figures = figures_of_all(corpus, config)
     lengths_vary = config.data.segment_len_sd > 0 or config.data.half_segments > 0
-    corpus_report.print_splits(console, figures, lengths_vary=lengths_vary)
+    console.print(_table_of_splits(figures, epoch="the first epoch" if lengths_vary else "an epoch"))
     counts = symbol_counts(corpus.splits["train"], size=corpus.vocabulary.size)
-    corpus_report.print_symbols(console, corpus, counts)
-    for line in corpus_report.first_lines(corpus):
-        print(line)
+    _print_symbols(console, corpus, counts)
+    _print_first_lines(corpus)
     for line in warnings_about(corpus, config, figures, counts):
         print(f"warning  {line}")
 
 
-def _verify(corpus: Corpus) -> bool:
-    """Compare all files with their checksums, say what came of it, and whether all are as they were."""
-    from transformer_xl.commands.verifying import verify
+def _print_opening(corpus: Corpus) -> None:
+    """Say what a corpus is made of, how it is read, and where its token files are."""
+    from transformer_xl.data.corpus import SOURCES
+    from transformer_xl.data.units import beside_scores
 
-    outcome = verify(corpus, announce=print)
-    for line in outcome.differences:
-        print(f"differs  {line}")
-    if outcome.differences:
-        print("         data.rebuild=true builds the token files again")
-    else:
-        print(f"verified {outcome.files:,} files, {outcome.bytes:,} bytes")
-    return not outcome.differences
+    fingerprint, vocabulary = corpus.fingerprint, corpus.vocabulary
+    print(f"data     {corpus.name}{beside_scores(corpus)}")
+    files, size = _counted(fingerprint.files, "file"), _counted(fingerprint.bytes, "byte")
+    print(f"source   {files}, {size}, sha256 {fingerprint.sha256}")
+    sources = json.loads((corpus.folder / SOURCES).read_bytes())
+    for source in sources[:_FILES_SHOWN]:
+        print(f"         {printable(source['path'])}, {_counted(source['size'], 'byte')}, sha256 {source['sha256']}")
+    if len(sources) > _FILES_SHOWN:
+        listed = printable(str(corpus.folder / SOURCES))
+        print(f"         and {len(sources) - _FILES_SHOWN:,} more, which {listed} lists")
+    settings = {name: getattr(corpus.config, name, None) for name in _READ_BY}
+    shown = [f"{name} {printable(str(value))}" for name, value in settings.items() if value is not None]
+    print(f"read     {', '.join(shown)}")
+    order = "sorted by frequency" if vocabulary.by_frequency else "not sorted by frequency"
+    print(f"vocab    {vocabulary.kind}, {_counted(vocabulary.size, 'symbol')}, {order}")
+    print(f"folder   {printable(str(corpus.folder))}")
+
+
+def _table_of_splits(figures: Mapping[str, SplitFigures], *, epoch: str) -> Table:
+    from rich.table import Table
+
+    rows: dict[str, Callable[[SplitFigures], str]] = {
+        "tokens": lambda found: f"{found.tokens:,}",
+        "documents": lambda found: _number(found.documents),
+        "longest document (tokens)": lambda found: _number(found.longest_document),
+        "bytes of text": lambda found: _number(found.text_bytes),
+        "bytes per token": lambda found: _NOTHING if (ratio := found.bytes_per_token) is None else f"{ratio:.3f}",
+        "became <unk>": lambda found: _NOTHING if (share := found.unknown_share) is None else f"{100 * share:.2f} %",
+        "lanes x segment": lambda found: f"{found.batch_size:,} x {found.segment_len:,}",
+        "predictions left over": lambda found: _number(found.left_over),
+        f"segments of {epoch}": lambda found: _number(found.segments),
+    }
+    table = Table("split")
+    for split in figures:
+        table.add_column(split, justify="right", no_wrap=True)
+    for label, shown in rows.items():
+        table.add_row(label, *map(shown, figures.values()))
+    return table
+
+
+def _print_symbols(console: Console, corpus: Corpus, counts: Any) -> None:
+    """Print the most frequent symbols of the training split."""
+    from rich.table import Table
+    from rich.text import Text
+
+    total, used = int(counts.sum()), int((counts > 0).sum())
+    console.print(f"Most frequent in training, where {used:,} of {_counted(len(counts), 'symbol')} occur:")
+    table = Table("symbol")
+    for heading in ("id", "count", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for symbol in (-counts).argsort(kind="stable")[: min(_SYMBOLS_SHOWN, used)].tolist():
+        name, count = Text(corpus.vocabulary.symbol(symbol)), int(counts[symbol])
+        table.add_row(name, f"{symbol:,}", f"{count:,}", f"{100 * count / total:.2f} %")
+    console.print(table)
+
+
+def _print_first_lines(corpus: Corpus) -> None:
+    """Print the beginning of each split as its ids decode, what a terminal must not be given as escapes."""
+    for split, tokens in corpus.splits.items():
+        text = corpus.vocabulary.decode(tokens[:_TOKENS_DECODED])
+        is_whole = len(tokens) <= _TOKENS_DECODED and len(text) <= _CHARACTERS_SHOWN
+        lines = f"{text[:_CHARACTERS_SHOWN]}{'' if is_whole else ' ...'}".split("\n")
+        for place, line in enumerate(lines):
+            print(f"{'' if place else split:8} {printable(line)}".rstrip())
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _number(value: int | None) -> str:
+    return _NOTHING if value is None else f"{value:,}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import sys
 
-from transformer_xl.commands import cli
+from omegaconf import DictConfig, OmegaConf
+
+from transformer_xl.commands import command_line
 from transformer_xl.commands.closed_pipe import go_on_without_screen
+from transformer_xl.commands.command_line import RunContext
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
 
@@ -16,22 +19,24 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a run may hold what the terminal cannot show
     go_on_without_screen()
-    sys.exit(cli.run("evaluate", evaluate))
+    sys.exit(command_line.run("evaluate", evaluate))
 
 
-def evaluate(call: cli.Call) -> float | None:
+def evaluate(composed: DictConfig, context: RunContext) -> float | None:
     """Evaluate one model or several.
 
     Args:
-        call: the command.
+        composed: what Hydra made of the command line.
+        context: the command.
 
     Returns:
         The loss of the first model's first row, in nats.
     """
-    settings = call.values(call.compose())
+    settings = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(settings, dict)
     del settings["recipe"]  # only what conf/data refers to
-    config = parse(EvaluateConfig, {"data": None} | settings)
+    config = parse(EvaluateConfig, {"data": None} | {str(name): value for name, value in settings.items()})
 
     from transformer_xl.commands.evaluation import evaluate_models  # takes seconds, which `--help` need not wait for
 
-    return evaluate_models(config, command=call.command, given=call.given)
+    return evaluate_models(config, command=context.command, given=context.given)

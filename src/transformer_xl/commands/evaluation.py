@@ -27,9 +27,8 @@ from transformer_xl.commands.run_lock import refuse_if_in_use
 from transformer_xl.commands.summary import exit_code_at_end, step_at_end
 from transformer_xl.commands.tables import printable
 from transformer_xl.config import WandbConfig
-from transformer_xl.data.locking import only_one
 from transformer_xl.data.units import beside_scores
-from transformer_xl.errors import UserError, atomic_write, first_line
+from transformer_xl.errors import UserError, atomic_write, first_line, locked
 from transformer_xl.inference import plots
 from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
@@ -130,7 +129,7 @@ def _add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pi
     }
     path = folder / RECORD
     waiting = f"waiting for another process, which writes {path}"
-    with only_one(folder / f".{RECORD}.lock", announce=tell, waiting=waiting):
+    with locked(folder / f".{RECORD}.lock", tell, waiting):
         content = {"format": _FORMAT, "evaluations": [*read_record(path), entry]}
         with atomic_write(path) as file:
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")

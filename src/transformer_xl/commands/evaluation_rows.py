@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_xl.commands.models import LoadedModel, NamedModel
 from transformer_xl.commands.summary import data_checksum
 from transformer_xl.config import EvalConfig, reading_problems
-from transformer_xl.data.corpus import open_corpus
+from transformer_xl.data.build import open_corpus
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.units import unit_of

@@ -1,50 +1,109 @@
-"""Text or ids on disk as token files: built once into a folder below `data.cache_dir`, memory-mapped from then on."""
+"""Token files of a corpus, built once by `build.open_corpus` and memory-mapped from then on."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.building.build import GivenVocabulary, build_corpus
-from transformer_xl.data.building.cache import FORMAT, CachedCorpus, file_sha256, open_cache
-from transformer_xl.data.building.publishing import writing_below
-from transformer_xl.data.building.reading import Reading, foreign_tokenizer, reading_for
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, Sequential, Shuffled, evaluation_lanes, training_lanes
-from transformer_xl.data.locking import only_one
-from transformer_xl.data.sources.files import Sources
-from transformer_xl.data.sources.finding import find_sources
-from transformer_xl.data.sources.token_files import token_sources
-from transformer_xl.data.tokenizer import Tokenizer
-from transformer_xl.data_config import CorpusConfig, DataConfig, StoredConfig, TextConfig, TokensConfig
-from transformer_xl.settings import plain
+from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
+from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
+from transformer_xl.errors import UserError
 
-_ATTEMPTS = 5
-_NOT_OF_THE_TOKENS = set(DataConfig.model_fields) - {"kind"} | {
-    *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download", "tokenizer", "vocabulary"),
-}
-"""Settings on which the token files do not hang, or that stand in the key in another form."""
+FORMAT = 3
+"""Of a folder of token files."""
+SPLITS = ("train", "valid", "test")
+SIDECAR = "corpus.json"
+SOURCES = "sources.json"
+VOCABULARY = "vocabulary.json"
+START_DTYPE = np.dtype("<i8")
+
+
+class TokenArray:
+    """Numbers in a memory-mapped file, read by slices: `UserError` where the file has become shorter.
+
+    Touching what is no longer there would end the process without a word.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
+        self._path, self.dtype = path, dtype
+        self._file = path.open("rb")
+        if os.fstat(self._file.fileno()).st_size != count * dtype.itemsize:
+            raise ValueError(f"{path} has not the length that its sidecar says")
+        # an empty file cannot be mapped; slices of a memmap are memmaps, which take ten times as long to make
+        mapped = np.memmap(self._file, dtype, mode="r", shape=(count,)) if count else np.empty(0, dtype)
+        self._array: NDArray[Any] = mapped.view(np.ndarray)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, places: slice | int) -> Any:
+        return self._whole()[places]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._whole(), dtype) if copy else np.asarray(self._whole(), dtype)
+
+    def _whole(self) -> NDArray[Any]:
+        if os.fstat(self._file.fileno()).st_size < self._array.nbytes:
+            raise UserError(f"{str(self._path)!r} was cut short while it was read: data.rebuild=true builds it again")
+        return self._array
+
+
+class Split(NamedTuple):
+    """A split's ids, and what is known of them.
+
+    Attributes:
+        tokens: ids.
+        starts: where documents begin; None where the text is not divided into documents.
+        unknown: how many ids are `<unk>` for something that the vocabulary lacks.
+        text_bytes: of the UTF-8 that decoding gives back; 0 where the ids are of no text.
+    """
+
+    tokens: TokenArray
+    starts: TokenArray | None
+    unknown: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFiles:
+    """What a valid folder holds. The vocabulary is read when it is first asked for: it may be large."""
+
+    folder: Path
+    splits: dict[str, Split]
+    fingerprint: Fingerprint
+    vocabulary_hash: str
+
+    @cached_property
+    def vocabulary(self) -> Tokenizer:
+        """The symbols; `UserError` where their file is damaged."""
+        path = self.folder / VOCABULARY
+        vocabulary = load_vocabulary(path)
+        if vocabulary.hash() != self.vocabulary_hash:
+            raise UserError(f"{path} is damaged: data.rebuild=true builds it again")
+        return vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
-    """A corpus's splits as memory-mapped token ids.
+    """A corpus's splits as token ids.
 
     Attributes:
         config: what was asked for.
-        cached: its files.
+        files: its token files.
         seed: of the order of documents.
     """
 
     config: StoredConfig
-    cached: CachedCorpus
+    files: TokenFiles
     seed: int
 
     @property
@@ -55,34 +114,34 @@ class Corpus:
     @property
     def folder(self) -> Path:
         """Where the token files are."""
-        return self.cached.folder
+        return self.files.folder
 
     @property
     def vocabulary(self) -> Tokenizer:
         """The symbols of all splits."""
-        return self.cached.vocabulary
+        return self.files.vocabulary
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What the corpus was made of."""
-        return self.cached.fingerprint
+        return self.files.fingerprint
 
     @property
-    def splits(self) -> dict[str, NDArray[np.unsignedinteger[Any]]]:
+    def splits(self) -> dict[str, NDArray[Any]]:
         """The ids of each split: train, valid, test."""
-        return {name: split.tokens for name, split in self.cached.splits.items()}
+        return {name: np.asarray(split.tokens) for name, split in self.files.splits.items()}
 
     @property
     def unknown(self) -> dict[str, int]:
         """Count the words or characters of each split that became `<unk>` because the vocabulary lacks them."""
-        return {name: split.unknown for name, split in self.cached.splits.items()}
+        return {name: split.unknown for name, split in self.files.splits.items()}
 
     @property
     def text_bytes(self) -> dict[str, int]:
         """Count the bytes of each split's text in UTF-8; nothing where ids are of no text."""
         if isinstance(self.config, TokensConfig):
             return {}
-        return {name: split.text_bytes for name, split in self.cached.splits.items()}
+        return {name: split.text_bytes for name, split in self.files.splits.items()}
 
     @property
     def read_as(self) -> dict[str, str]:
@@ -95,98 +154,91 @@ class Corpus:
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""
-        return {name: len(split.tokens) for name, split in self.cached.splits.items()}
+        return {name: len(split.tokens) for name, split in self.files.splits.items()}
 
     def lanes(self, split: str, *, batch_size: int, segment_len: int, evaluation: bool) -> CorpusLanes:
         """Lay a split out in lanes; `UserError` where it is too short."""
-        found = self.cached.splits[split]
+        found = self.files.splits[split]
+        tokens: Any = found.tokens
+        starts: Any = found.starts
         if self.config.order == "shuffled" and split == "train" and not evaluation:
             assert found.starts is not None
-            order: Sequential | Shuffled = Shuffled(tokens=found.tokens, starts=found.starts, seed=self.seed)
+            order: Sequential | Shuffled = Shuffled(tokens=tokens, starts=starts, seed=self.seed)
         else:
-            order = Sequential(tokens=found.tokens, starts=found.starts)
+            order = Sequential(tokens=tokens, starts=starts)
         resets = self.config.reset_memory == "document"
         if evaluation:
             return evaluation_lanes(order, batch_size=batch_size, split=split, resets=resets)
         return training_lanes(order, batch_size=batch_size, segment_len=segment_len, resets=resets)
 
 
-def open_corpus(
-    config: StoredConfig,
-    *,
-    announce: Callable[[str], None],
-    seed: int,
-    vocabulary: Tokenizer | None = None,
-    extend: bool = False,
-) -> Corpus:
-    """Open a corpus's token files, building them where there are none that fit the sources and settings.
+def token_file(split: str) -> str:
+    """Return the name of the file of a split's ids."""
+    return f"{split}.bin"
+
+
+def start_file(split: str) -> str:
+    """Return the name of the file of the places where a split's documents begin."""
+    return f"{split}.documents.bin"
+
+
+def token_dtype(size: int) -> np.dtype[Any]:
+    """Return the smallest unsigned type, little-endian, that holds `size` ids."""
+    return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<u4")
+
+
+def open_token_files(folder: Path, *, settings: Mapping[str, object], listing: str) -> TokenFiles | None:
+    """Map a folder's token files; None where it is missing, damaged, or built from something else.
 
     Args:
-        config: which text or ids, and how text is split where no vocabulary is given.
-        announce: gets a line before and one after a build, and one for each thing that is unusual about the text.
-        seed: of `order=shuffled`.
-        vocabulary: a trained model's, which then decides how text is split.
-        extend: append to it the symbols of this text that it lacks: words of the training split, characters of all.
-
-    Raises:
-        UserError: the text or the cache's place is at fault, or the vocabulary is none for this text.
+        folder: of a corpus.
+        settings: that decide what it holds.
+        listing: of the files that it must be built from.
     """
-    assert vocabulary is not None or not extend, "what is extended is given"
-    reading: Reading | None = None
-    if isinstance(config, CorpusConfig):
-        reading = reading_for(config, vocabulary)
-        sources = find_sources(config, announce=announce)
-    else:
-        assert isinstance(config, TokensConfig)
-        sources = token_sources(config)
-    given = None if vocabulary is None else GivenVocabulary(vocabulary=vocabulary, extend=extend)
-    settings = _settings(config, sources, reading, given)
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    cache_dir = Path(os.path.expanduser(config.cache_dir)).absolute()
-    folder = cache_dir / f"{config.kind}-{key}"
-    must_build = config.rebuild
-    for _ in range(_ATTEMPTS):
-        # Other builders may replace the folder while it is opened; what they put there is as good.
-        cached = None if must_build else open_cache(folder, settings=settings, sources=sources)
-        if cached is not None:
-            starts = cached.splits["train"].starts
-            if config.order == "shuffled" and (starts is None or len(starts) < 2):
-                announce("data: data.order=shuffled has nothing to shuffle: the training split is one document")
-            return Corpus(config=config, cached=cached, seed=seed)
-        waiting = f"data: waiting for another process, which builds {folder}"
-        with writing_below(cache_dir), only_one(cache_dir / f".lock-{folder.name}", announce=announce, waiting=waiting):
-            if must_build or open_cache(folder, settings=settings, sources=sources) is None:
-                build_corpus(
-                    folder,
-                    config=config,
-                    settings=settings,
-                    sources=sources,
-                    reading=reading,
-                    given=given,
-                    announce=announce,
-                )
-        must_build = False
-    raise RuntimeError(f"the token files in {str(folder)!r} were replaced {_ATTEMPTS} times while they were opened")
+    try:
+        written = (folder / SIDECAR).read_bytes()
+        files = _open(folder, json.loads(written), settings=settings, listing=listing)
+        # Another builder may have replaced the folder between the sidecar and the files.
+        return files if (folder / SIDECAR).read_bytes() == written else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
-def _settings(
-    config: StoredConfig, sources: Sources, reading: Reading | None, given: GivenVocabulary | None
-) -> dict[str, object]:
-    """Give all that decides what the token files hold, besides the files that they are made of."""
-    settings: dict[str, object] = {
-        name: value for name, value in plain(config).items() if name not in _NOT_OF_THE_TOKENS
-    }
-    settings |= {"cache_format": FORMAT, "location": str(sources.location)}
-    if isinstance(config, TextConfig | TokensConfig) and not os.path.exists(os.path.expanduser(str(config.path))):
-        settings["pattern"] = config.path
-    if reading is not None:
-        settings["tokenizer"] = reading.kind
-    if isinstance(config, CorpusConfig) and given is None:
-        foreign = foreign_tokenizer(config)
-        if foreign is not None:
-            settings["tokenizer"] = foreign if isinstance(foreign, str) else file_sha256(foreign)
-    if isinstance(config, TokensConfig) and config.vocabulary is not None:
-        settings["vocabulary"] = file_sha256(Path(os.path.expanduser(config.vocabulary)))
-    if given is not None:
-        settings |= {"vocabulary": given.vocabulary.hash(), "extend": given.extend}
-    return settings
+def _open(folder: Path, sidecar: Any, *, settings: Mapping[str, object], listing: str) -> TokenFiles | None:
+    if sidecar["format"] != FORMAT or sidecar["settings"] != settings or sidecar["listing"] != listing:
+        return None
+    sizes = {name: _count(file["size"]) for name, file in sidecar["files"].items()}
+    if VOCABULARY not in sizes or any((folder / name).stat().st_size != size for name, size in sizes.items()):
+        return None
+    dtype = token_dtype(_count(sidecar["vocabulary"]["size"]))
+    if sidecar["dtype"] != dtype.name:
+        return None
+    splits = {}
+    for split in SPLITS:
+        entry = sidecar["splits"][split]
+        starts = None
+        if start_file(split) in sizes:
+            starts = TokenArray(folder / start_file(split), START_DTYPE, _count(entry["documents"]))
+        splits[split] = Split(
+            tokens=TokenArray(folder / token_file(split), dtype, _count(entry["tokens"])),
+            starts=starts,
+            unknown=_count(entry["unknown"]),
+            text_bytes=_count(entry["text_bytes"]),
+        )
+    fingerprint = sidecar["fingerprint"]
+    return TokenFiles(
+        folder=folder,
+        splits=splits,
+        fingerprint=Fingerprint(
+            files=_count(fingerprint["files"]),
+            bytes=_count(fingerprint["bytes"]),
+            sha256=bytes.fromhex(fingerprint["sha256"]).hex(),
+        ),
+        vocabulary_hash=str(sidecar["vocabulary"]["hash"]),
+    )
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value

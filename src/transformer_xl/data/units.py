@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from transformer_xl.data.corpus import SPLITS
 from transformer_xl.data.lanes import Dataset
-from transformer_xl.data.sources.files import SPLITS
 from transformer_xl.scores import BITS_PER_BYTE, PERPLEXITY, Unit
 
 

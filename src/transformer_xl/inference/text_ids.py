@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data import tokenizer
-from transformer_xl.data.building.text import FindCut
 from transformer_xl.data.tokenizer import EncodeError, Tokenizer, after_blank
 from transformer_xl.errors import UserError
-from transformer_xl.inference.texts import Part, Unit
+from transformer_xl.inference.texts import FindCut, Part, Unit
 
 _LAST_LINE_END = re.compile(rb"\r?\n\Z")
 

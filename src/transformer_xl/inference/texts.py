@@ -6,13 +6,16 @@ is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
-from transformer_xl.data.building.text import LONGEST_CHUNK_BYTES, FindCut
 from transformer_xl.data.tokenizer import character_border
 
 Unit = Literal["line", "document"]
+FindCut = Callable[[bytes], int]
+"""Returns the last place in some text where it may be cut; 0: there is none."""
+LONGEST_CHUNK_BYTES = 64 << 20
+"""A text in which no place to cut is found grows to this, and is then cut between two characters."""
 PART_BYTES = 1 << 16
 """From so many bytes on a text comes in parts."""
 _LINE_ENDS = b"\r\n"

@@ -1,1 +1,0 @@
-"""From text in files to files of token ids."""

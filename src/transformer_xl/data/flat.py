@@ -1,0 +1,242 @@
+"""Documents one behind the other in a flat file, of which splits and pieces of work are ranges."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.corpora import Cut
+from transformer_xl.data.corpus import SPLITS, START_DTYPE
+from transformer_xl.data.text import CHUNK_BYTES, Piece
+from transformer_xl.data.tokenizer import character_border
+
+WINDOW = 2 << 20
+"""Bytes, or ids, that are encoded together; a document without a place to cut may have up to `_LONGEST`."""
+SEARCHED = 1 << 20
+"""How far a cut moves forward to the next border of a document or a line."""
+_LONGEST = 64 << 20
+_LINE_END = re.compile(rb"\r\n|[\r\n]")
+_DOCUMENTS_TOGETHER = 1 << 15
+
+
+class Flat:
+    """Documents one behind the other in a file, and the places where they begin in another.
+
+    Attributes:
+        is_text: whether the file holds UTF-8, or else token ids.
+        dtype: of what it holds.
+        size: how many.
+        count: of the documents.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any] | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.is_text = dtype is None
+        self.dtype = np.dtype(np.uint8) if dtype is None else dtype
+        self.size = self.count = 0
+        self._path, self._starts_path = folder / "documents", folder / "starts"
+        self._places: list[tuple[int, str]] = []
+        for path in (self._path, self._starts_path):
+            path.touch()
+
+    def write(self, pieces: Iterable[Piece], *, place: str) -> None:
+        """Append documents that come from one place, such as a file; those without content are left out."""
+        self._places.append((self.size, place))
+        starts = array("q")
+        begins = False
+        with self._path.open("ab", CHUNK_BYTES) as file, self._starts_path.open("ab") as starts_file:
+            for data, is_first in pieces:
+                begins = begins or is_first
+                if len(data) == 0:
+                    continue
+                if begins:
+                    starts.append(self.size)
+                file.write(data if isinstance(data, bytes) else data.astype(self.dtype).data)
+                self.size += len(data)
+                begins = False
+                if len(starts) >= _DOCUMENTS_TOGETHER:
+                    self.count += _moved(starts, starts_file)
+            self.count += _moved(starts, starts_file)
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Return what stands in [begin, end)."""
+        return np.fromfile(self._path, self.dtype, end - begin, offset=begin * self.dtype.itemsize)
+
+    def starts(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return at most `_DOCUMENTS_TOGETHER` of the places in [begin, end) where documents begin, the first ones."""
+        if not self.count:
+            return np.zeros(0, np.int64)
+        places = np.memmap(self._starts_path, START_DTYPE, mode="r")
+        first, last = np.searchsorted(places, [begin, end])
+        return np.array(places[first : min(last, first + _DOCUMENTS_TOGETHER)])
+
+    def next_start(self, place: int) -> int:
+        """Return where the first document begins that begins at or behind a place; the end where none does."""
+        if not self.count:
+            return self.size
+        places = np.memmap(self._starts_path, START_DTYPE, mode="r")
+        number = int(np.searchsorted(places, place))
+        return int(places[number]) if number < len(places) else self.size
+
+    def place(self, at: int) -> str:
+        """Return where something comes from, for messages."""
+        begin, place = [entry for entry in self._places if entry[0] <= at][-1]
+        return f"{place} at byte {at - begin}, counted from 0,"
+
+
+def _moved(starts: array[int], file: Any) -> int:
+    count = len(starts)
+    starts.tofile(file)
+    del starts[:]
+    return count
+
+
+class Range(NamedTuple):
+    """A part [begin, end) of flat documents: a split, or a piece of work."""
+
+    begin: int
+    end: int
+
+
+class Window(NamedTuple):
+    """Documents that are encoded together.
+
+    Attributes:
+        begin: place of the first one.
+        contents: of each document; the first may go on with one of the window before.
+        begins: whether the first one begins a document.
+        ends: whether the last one ends one.
+    """
+
+    begin: int
+    contents: list[Any]
+    begins: bool
+    ends: bool
+
+
+def windows(flat: Flat, part: Range, split_point: Callable[[bytes], int]) -> Iterator[Window]:
+    """Yield a range as whole documents, and long ones in parts.
+
+    Args:
+        flat: the documents.
+        part: of them.
+        split_point: finds the last place in some bytes where a document may be cut; 0: there is none.
+    """
+    begin, width = part.begin, WINDOW
+    while begin < part.end:
+        stop = min(begin + width, part.end)
+        borders = flat.starts(begin + 1, stop + 1)
+        if len(borders) == _DOCUMENTS_TOGETHER or (stop < part.end and len(borders)):
+            end = int(borders[-1])
+        elif stop == part.end:
+            end = stop
+        else:
+            data = flat.read(begin, stop)
+            cut = split_point(data.tobytes()) if flat.is_text else len(data)
+            if not cut and width >= _LONGEST:
+                cut = character_border(data.tobytes())
+            if not cut:
+                width *= 2
+                continue
+            end = begin + cut
+        edges = [begin, *borders[borders < end].tolist(), end]
+        data = flat.read(begin, end)
+        contents: list[Any] = [data[start - begin : stop - begin] for start, stop in pairwise(edges)]
+        if flat.is_text:
+            contents = [content.tobytes() for content in contents]
+        yield Window(begin, contents, flat.next_start(begin) == begin, flat.next_start(end) == end)
+        begin, width = end, WINDOW
+
+
+# --- splits ---
+
+
+def split_documents(
+    flat: Flat, cut: Cut, *, are_documents: bool, limit: int | None, folder: Path
+) -> tuple[Flat, list[Range]]:
+    """Divide documents into training, validation and test.
+
+    Args:
+        flat: all of them.
+        cut: how. A share is cut at a border of the text, so that it hangs on no tokenizer.
+        are_documents: whether borders of documents come before line ends.
+        limit: bytes (or ids) of validation and of test by `fraction`; what a share has above it is training's.
+        folder: for a copy, where documents have to be sorted.
+    """
+    if cut.by == "hash":
+        return _by_hash(flat, cut, folder)
+    total = flat.size
+    if cut.by == "bytes":
+        # whole numbers of a hundred: 0.95 has no exact double, and these cuts are exact
+        valid, test = round(100 * cut.valid), round(100 * cut.test)
+        first, second = total * (100 - valid - test) // 100, total * (100 - test) // 100
+    else:
+        test_from = int(total * (1 - cut.test)) if cut.test else total
+        valid_from = int(total * (1 - (cut.valid + cut.test))) if cut.valid else test_from
+        border = partial(_border, flat, are_documents=are_documents)
+        second = border(test_from if limit is None else max(test_from, total - limit), bound=total)
+        if limit is not None:
+            valid_from = max(valid_from, second - limit)
+        first = border(valid_from, bound=max(test_from, second)) if cut.valid else second
+    edges = (0, first, max(first, second), total)
+    return flat, [Range(*some) for some in pairwise(edges)]
+
+
+def _border(flat: Flat, at: int, *, bound: int, are_documents: bool) -> int:
+    """Move a cut forward: to a document's border before `bound`, else a line's, else a character's."""
+    following = flat.next_start(at)
+    if at in (0, following, flat.size):
+        return at
+    if are_documents and following < bound and following - at <= SEARCHED:
+        return following
+    if not flat.is_text:
+        return at
+    # the byte before belongs to the search: it may be the line end itself
+    data = flat.read(at - 1, min(following, at + SEARCHED + 1)).tobytes()
+    line_end = _LINE_END.search(data)
+    moved = at - 1 + (line_end.end() if line_end else len(data))
+    if moved < bound and moved - at <= SEARCHED:
+        return moved
+    following_bytes = data[1:4]
+    return at + len(following_bytes) - len(following_bytes.lstrip(bytes(range(0x80, 0xC0))))
+
+
+def _by_hash(flat: Flat, cut: Cut, folder: Path) -> tuple[Flat, list[Range]]:
+    """Give each document to a split by a number that follows from it alone, so that it stays whatever is added."""
+    shares = array("d")
+    digest = blake2b(digest_size=8)
+    for _, contents, _, ends in windows(flat, Range(0, flat.size), len):
+        for number, content in enumerate(contents, 1):
+            # of ids the same whatever the type, which grows with the vocabulary
+            digest.update(content if isinstance(content, bytes) else content.astype("<u4").tobytes())
+            if number < len(contents) or ends:
+                # 2**64 numbers are more than a double tells apart: the highest would round up to 1
+                shares.append((int.from_bytes(digest.digest(), "big") >> 11) / 2**53)
+                digest = blake2b(digest_size=8)
+    found = np.array(shares)
+    split_of = np.where(found >= 1 - cut.test, 2, np.where(found < 1 - (cut.valid + cut.test), 0, 1))
+    target, ranges = Flat(folder / "split", None if flat.is_text else flat.dtype), []
+    for split in range(len(SPLITS)):
+        begin = target.size
+        target.write(_chosen(flat, split_of == split), place="a document")
+        ranges.append(Range(begin, target.size))
+    return target, ranges
+
+
+def _chosen(flat: Flat, mask: NDArray[np.bool_]) -> Iterator[Piece]:
+    number = -1
+    for _, contents, begins, _ in windows(flat, Range(0, flat.size), len):
+        for place, content in enumerate(contents):
+            is_first = place > 0 or begins
+            number += is_first
+            if mask[number]:
+                yield Piece(content, is_first)

@@ -1,1 +1,0 @@
-"""Where a corpus's text comes from: which files, how they are written, and how they get here."""

@@ -270,13 +270,14 @@ class CharTokenizer(ListedTokenizer):
         codes = _codes(text.lower() if self.options["lower_case"] else text)
         ids = self._id_of_code[np.minimum(codes, len(self._id_of_code) - 1)]
         missing = ids == _LACKING
-        widths = 1 + (codes > 0x7F).astype(np.int64) + (codes > 0x7FF) + (codes > 0xFFFF)
-        if missing.any():
-            if self.unknown is None:
-                raise self._missing(text)
-            ids[missing] = self.unknown
-        text_bytes = min(int(widths[~missing].sum()), len(part.data))
-        return Encoded(ids, unknown=int(missing.sum()), text_bytes=text_bytes)
+        if not missing.any() and not self.options["lower_case"]:
+            return Encoded(ids, unknown=0, text_bytes=len(part.data))
+        if self.unknown is None and missing.any():
+            raise self._missing(text)
+        ids[missing] = self.unknown
+        known = codes[~missing]
+        widths = len(known) + sum(int((known > last).sum()) for last in (0x7F, 0x7FF, 0xFFFF))
+        return Encoded(ids, unknown=int(missing.sum()), text_bytes=min(widths, len(part.data)))
 
     def _missing(self, text: str) -> EncodeError:
         lowers = self.options["lower_case"]

@@ -87,7 +87,8 @@ class ListedWords(ListedTokenizer):
     def encode_part(self, part: Part) -> Encoded:
         text, closed = self._lines(part)
         ids, missing = self._ids(self.split(text))
-        text_bytes = int(self._bytes_of_id[ids[~missing]].sum()) + self._blanks(ids, text, cut=not part.ends)
+        known = ids[~missing] if missing.any() else ids
+        text_bytes = int(self._bytes_of_id[known].sum()) + self._blanks(ids, text, cut=not part.ends)
         text_bytes -= closed and self.ends_lines  # that line end is not in the text
         return Encoded(ids, unknown=int(missing.sum()), text_bytes=min(text_bytes, len(part.data)))
 

@@ -272,9 +272,10 @@ class CharTokenizer(ListedTokenizer):
         missing = ids == _LACKING
         if not missing.any() and not self.options["lower_case"]:
             return Encoded(ids, unknown=0, text_bytes=len(part.data))
-        if self.unknown is None and missing.any():
-            raise self._missing(text)
-        ids[missing] = self.unknown
+        if missing.any():
+            if self.unknown is None:
+                raise self._missing(text)
+            ids[missing] = self.unknown
         known = codes[~missing]
         widths = len(known) + sum(int((known > last).sum()) for last in (0x7F, 0x7FF, 0xFFFF))
         return Encoded(ids, unknown=int(missing.sum()), text_bytes=min(widths, len(part.data)))

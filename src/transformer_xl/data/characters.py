@@ -192,6 +192,10 @@ class ListedTokenizer(Tokenizer):
         """Return the tokenizer of some documents; options in place of what the settings name."""
 
     @classmethod
+    def learning_split_point(cls, data: bytes) -> int:
+        return after_blank(data)
+
+    @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
         symbols: list[Any] = json_value(data, "symbols", list)
         if not all(isinstance(symbol, str) for symbol in symbols):

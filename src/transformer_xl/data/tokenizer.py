@@ -200,7 +200,7 @@ class Tokenizer(ABC):
         Args:
             data: may end inside a character.
         """
-        return after_blank(data)
+        return 0
 
     def split_point(self, data: bytes) -> int:
         """Return the last place where a document may be cut so that the parts' ids are those of the whole; 0: none."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -150,18 +149,6 @@ class SentenceTokenizer(ListedWords):
         super().__init__(symbols, **options)
         self.start = self.id_of_symbol[self.end]
         self.opening = (self.start,)
-
-    @classmethod
-    def from_file(cls, path: Path) -> SentenceTokenizer:
-        """Read the published vocabulary: the first word of every line, in their order; `UserError` naming the file."""
-        try:
-            with path.open(encoding="utf-8") as file:
-                words = [line.split()[0] for line in file if line.strip()]
-            return cls(list(dict.fromkeys(words)))
-        except OSError as error:
-            raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{str(path)!r} is not a list of words: {error}") from error
 
     @classmethod
     def _listed(cls, words: list[str], settings: LearnSettings) -> list[str]:

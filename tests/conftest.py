@@ -117,7 +117,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_run(text_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """Give a function that trains at toy size in this process and returns what the run left."""
-    from transformer_xl.commands import command_line
+    from transformer_xl.commands import cli
     from transformer_xl.commands.train import train
 
     def run(*overrides: str, name: str = "run", base: bool = True) -> Outcome:
@@ -125,7 +125,7 @@ def tiny_run(text_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
         arguments = [*(tiny_overrides(text_file, tmp_path) if base else []), *overrides]
         if not any(argument.startswith("resume=") for argument in arguments):
             arguments.append(f"hydra.run.dir={folder}")
-        status = command_line.run("train", train, arguments)
+        status = cli.run("train", train, arguments)
         return Outcome(folder, status, "", "")
 
     return run

@@ -6,26 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from tests.conftest import REPOSITORY, run_training
-from tests.test_configs import choices, composed
-from transformer_xl.commands.sweep import overrides_of_experiments
+from tests.conftest import run_training
+from tests.test_configs import COMPARISONS, composed, rows_of
+from transformer_xl.commands.cli import read
+from transformer_xl.errors import UserError
 from transformer_xl.model.base import make_model
 
-EXPERIMENTS = REPOSITORY / "conf" / "experiment"
-SWEPT = {
-    name: yaml.safe_load((REPOSITORY / "conf" / "experiment" / f"{name}.yaml").read_text())["hydra"]["sweeper"][
-        "params"
-    ]
-    for name in ("ablation", "articles")
-}
-ROWS = [(name, row) for name, params in SWEPT.items() for row in params["row"].split(",")]
-
-
-def test_every_row_is_in_a_comparison_on_both_corpora() -> None:
-    assert {row for _, row in ROWS} == set(choices("row"))
-    assert {params["data"] for params in SWEPT.values()} == {"stdlib,recall"}
+ROWS = [(name, row) for name in COMPARISONS for row in rows_of(name)]
 
 
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
@@ -47,14 +35,13 @@ def test_rows_have_equal_tokens_and_parameters(experiment: str, row: str, data: 
     assert size == pytest.approx(full_size, rel=0.03)
 
 
-@pytest.mark.parametrize("written", ["experiment=articles", "experiment='articles'", 'experiment="articles"'])
-def test_an_experiment_that_sweeps_makes_the_command_a_sweep_but_not_its_jobs(written: str) -> None:
-    conf = EXPERIMENTS.parent
-    assert overrides_of_experiments([written], conf, is_job=False) == ["hydra.mode=MULTIRUN"]
-    assert overrides_of_experiments([written], conf, is_job=True) == ["hydra.mode=RUN"]
-    some = overrides_of_experiments([written, "row=full"], conf, is_job=False)
-    assert some == ["~hydra.sweeper.params.row", "hydra.mode=MULTIRUN"]
-    assert overrides_of_experiments(["experiment=recall"], conf, is_job=False) == []
+def test_a_comparison_is_a_sweep_over_its_rows_and_corpora_or_one_of_them() -> None:
+    assert read("train", ["train.py", "experiment=articles"])[1] == ["-m"]
+    assert read("train", ["train.py", "experiment=articles", "row=full"])[1] == ["-m"]
+    assert read("train", ["train.py", "experiment=articles", "row=full", "data=recall"])[1] == []
+    assert read("train", ["train.py", "experiment=recall"])[1] == []
+    with pytest.raises(UserError, match=r"row=ful is none of experiment=articles \(the nearest is full\)"):
+        read("train", ["train.py", "experiment=articles", "row=ful"])
 
 
 @pytest.mark.slow

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 import yaml
 
 from tests.conftest import REPOSITORY
-from transformer_xl import build
-from transformer_xl.commands.folders import register_resolvers
+from transformer_xl.commands.cli import compose
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import make_model
@@ -25,25 +23,20 @@ GIVEN = {
     "tokens": ["data.path=some.npy", "data.vocab_size=10"],
     **{name: ["data.dir=some"] for name in PUBLISHED},
 }
-GLOBAL = ("experiment", "row")  # files that combine choices of other groups
+COMPARISONS = ("ablation", "articles")
 
 
 def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def rows_of(experiment: str) -> dict[str, str]:
+    rows: dict[str, str] = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text())["rows"]
+    return rows
 
 
 def composed(*overrides: str) -> Config:
-    register_resolvers()
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        return build.typed_config(hydra.compose("train", list(overrides)))
-
-
-def chosen(group: str, *overrides: str) -> str:
-    """The choice of a group that an experiment or a row makes."""
-    register_resolvers()
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        kind: str = hydra.compose("train", list(overrides))[group].kind
-    return kind
+    return compose(*overrides)
 
 
 COMBINATIONS = [
@@ -52,8 +45,8 @@ COMBINATIONS = [
     *({"optimizer": name} for name in choices("optimizer")),
     *({"scheduler": name} for name in choices("scheduler")),
     *({"logger": name} for name in choices("logger")),
-    *({"experiment": name} for name in choices("experiment")),
-    *({"experiment": "articles", "row": name} for name in choices("row")),
+    *({"experiment": name} for name in choices("experiment") if name not in COMPARISONS),
+    *({"experiment": name, "row": row, "data": "stdlib"} for name in COMPARISONS for row in rows_of(name)),
 ]
 
 
@@ -61,9 +54,14 @@ COMBINATIONS = [
 def test_every_choice_composes_and_is_consistent(combination: dict[str, str]) -> None:
     overrides = [f"{group}={choice}" for group, choice in combination.items()]
     if combination.get("experiment") == "wt103_published":
-        overrides.append("init_from=some/model")
-    data = combination.get("data") or chosen("data", *overrides)
+        overrides += ["init_from=some/model", "model=txl_base"]
+    of_experiment = re.search(r"override /data: (\w+)", experiment_text(combination))
+    data = combination.get("data") or (of_experiment[1] if of_experiment else "stdlib")
     assert composed(*overrides, *GIVEN.get(data, []))
+
+
+def experiment_text(combination: dict[str, str]) -> str:
+    return (CONF / f"experiment/{combination['experiment']}.yaml").read_text() if "experiment" in combination else ""
 
 
 @pytest.mark.parametrize("model", choices("model"))
@@ -105,7 +103,7 @@ def test_nothing_in_conf_names_a_class() -> None:
 def test_every_setting_is_explained_on_its_line(path: Path) -> None:
     """On its line, or on that of the file that the choice begins from."""
     own = path.read_text().partition("\nhydra:")[0]
-    if path.parent.name in GLOBAL:
+    if path.parent.name == "experiment":
         assert path.read_text().startswith("# @package _global_\n# ")
         return
     settings = [line for line in own.splitlines() if re.match(r"\s*[a-z_0-9]+: \S", line)]
@@ -122,7 +120,7 @@ def test_no_number_has_two_homes() -> None:
     """What the recipe says is said nowhere else: the other groups refer to it."""
     recipe_keys = {"batch_size", "lr", "warmup_steps", "max_steps", "gradient_clip_val"}
     for path in CONF.glob("*/*.yaml"):
-        if path.parent.name in ("recipe", *GLOBAL):
+        if path.parent.name in ("recipe", "experiment"):
             continue
         values = yaml.safe_load(path.read_text()) or {}
         for key in recipe_keys & set(values):

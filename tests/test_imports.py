@@ -128,13 +128,17 @@ def test_importing_the_model_loads_no_framework() -> None:
 
 def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
+    from transformer_xl import registry
+    from transformer_xl.commands import cli
     from transformer_xl.inference import generation
     from transformer_xl.interop import load, native
     from transformer_xl.model import streaming
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
+        "compose": cli.compose,
         "generate": generation.generate,
         "load_model": load.load_model,
+        "register": registry.register,
         "save_model": native.save_model,
         "stream": streaming.stream,
     }

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from transformer_xl.config import Config
+from transformer_xl.registry import names
 from transformer_xl.resume_rules import RULES, Change, refusal, who_may_change
 from transformer_xl.settings import Settings
 
@@ -27,6 +28,7 @@ def keys_of(cls: type[Settings], prefix: str = "") -> Iterator[str]:
         yield from keys_of(choice, prefix)
 
 
+names("scheduler")  # which imports the settings of all shipped kinds
 KEYS = sorted(set(keys_of(Config)))
 
 
@@ -41,8 +43,8 @@ def test_every_key_is_in_exactly_one_class() -> None:
 
 
 def test_the_table_names_nothing_that_is_no_setting() -> None:
-    for names in RULES.values():
-        for name in names:
+    for listed in RULES.values():
+        for name in listed:
             assert any(key == name or (name.endswith(".*") and key.startswith(name[:-1])) for key in KEYS), name
 
 

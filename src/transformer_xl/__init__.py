@@ -6,16 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformer_xl.commands.cli import compose
     from transformer_xl.inference.generation import generate
     from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
     from transformer_xl.model.streaming import stream
+    from transformer_xl.registry import register
 
-__all__ = ["generate", "load_model", "save_model", "stream"]
+__all__ = ["compose", "generate", "load_model", "register", "save_model", "stream"]
 
 _HOMES = {
+    "compose": "transformer_xl.commands.cli",
     "generate": "transformer_xl.inference.generation",
     "load_model": "transformer_xl.interop.load",
+    "register": "transformer_xl.registry",
     "save_model": "transformer_xl.interop.native",
     "stream": "transformer_xl.model.streaming",
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from transformer_xl import init_from
 from transformer_xl.config import Config
@@ -19,38 +17,13 @@ from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
-from transformer_xl.model.base import LanguageModel, TokenLosses, make_model
+from transformer_xl.model.base import Context, LanguageModel, make_model
 from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.model.kernels.compiled import CompiledTraining
-from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.plan import Plan
-from transformer_xl.run_config import expanded
-from transformer_xl.settings import parse, plain, replace
-from transformer_xl.training.module import LanguageModule
-from transformer_xl.training.optim import make_optimizer, make_schedule, parameter_groups
-
-
-def typed_config(composed: DictConfig) -> Config:
-    """Turn what Hydra composed into the typed configuration, with paths expanded."""
-    return expanded(parse(Config, OmegaConf.to_container(composed, resolve=True)))
-
-
-def composed_from_source(composed: DictConfig, source: LanguageModel, *, given: Collection[str]) -> DictConfig:
-    """Put the source's network into what Hydra composed, before the other groups' references are looked up."""
-    asked = OmegaConf.to_container(composed.model, resolve=True)
-    assert isinstance(asked, dict)
-    named = {str(name): value for name, value in asked.items()}
-    settings = init_from.model_settings(source, named, given=given, init_from=str(composed.init_from))
-    return composed_with_model(composed, settings)
-
-
-def composed_with_model(composed: DictConfig, settings: Mapping[str, Any]) -> DictConfig:
-    """Put a network's settings into what Hydra composed, before the other groups' references are looked up."""
-    composed = composed.copy()
-    OmegaConf.set_struct(composed, False)
-    composed.model = dict(settings)
-    return composed
+from transformer_xl.settings import plain, replace
+from transformer_xl.training.module import LanguageModule, TrainNll
 
 
 def open_data(
@@ -105,40 +78,43 @@ def with_total_steps(config: Config, plan: Plan) -> Config:
     return config
 
 
-def make_module(config: Config, data: Dataset, model: LanguageModel, plan: Plan, *, run_id: str) -> LanguageModule:
+def make_module(config: Config, model: LanguageModel, plan: Plan) -> LanguageModule:
     """Make the LightningModule."""
-    scheduler, optimizer = config.scheduler, config.optimizer
-
-    def optimizer_for_model() -> torch.optim.Optimizer:
-        groups = parameter_groups(
-            model, weight_decay=optimizer.weight_decay, decay_embeddings=optimizer.decay_embeddings
-        )
-        # with float16 the gradients must be unscaled and clipped before a fused step could see them
-        return make_optimizer(optimizer, groups, fused=config.trainer.precision not in ("16-mixed", "16", 16))
-
+    lengths = config.eval
     return LanguageModule(
-        model=model,
-        train_nll=_train_nll(config, model),
-        make_optimizer=optimizer_for_model,
-        schedule=make_schedule(scheduler, total_steps=plan.max_steps, peak=optimizer.lr),
-        peak_lr=optimizer.lr,
-        eval_config=config.eval,
+        model,
+        optimizer=config.optimizer,
+        schedule=config.scheduler,
+        total_steps=plan.max_steps,
+        evaluation=Context(
+            segment_len=lengths.segment_len,
+            mem_len=lengths.mem_len,
+            clamp_len=lengths.clamp_len,
+            same_length=lengths.same_length,
+            stride=lengths.stride,
+        ),
+        eval_batch_size=lengths.batch_size,
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
-        identity={
-            "format_version": CHECKPOINT_FORMAT,
-            "config": plain(config),
-            "vocabulary": data.vocabulary.to_json(),
-            "run_id": run_id,
-            "data_checksum": data.fingerprint.sha256,
-        },
         save_memory=config.callbacks.checkpoint.save_memory,
+        train_nll=_train_nll(config, model),
     )
 
 
-def _train_nll(config: Config, model: LanguageModel) -> Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]:
+def identity(config: Config, data: Dataset, *, run_id: str) -> dict[str, Any]:
+    """Return what stands in every checkpoint beside the state."""
+    return {
+        "format_version": CHECKPOINT_FORMAT,
+        "config": plain(config),
+        "vocabulary": data.vocabulary.to_json(),
+        "run_id": run_id,
+        "data_checksum": data.fingerprint.sha256,
+    }
+
+
+def _train_nll(config: Config, model: LanguageModel) -> TrainNll | None:
     if not config.compile:
-        return model.nll
+        return None
     assert isinstance(model, Transformer)
     return CompiledTraining(model, segment_len=config.data.segment_len, backend="inductor").nll
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 
 from transformer_xl import launchers
+from transformer_xl.build import identity
 from transformer_xl.config import Config
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
@@ -83,6 +84,7 @@ def make_callbacks(
     *,
     folder: Path,
     signals: StopSignals,
+    run_id: str,
 ) -> Callbacks:
     """Make what runs beside training."""
     units = units_of(data)
@@ -135,6 +137,7 @@ def make_callbacks(
         max_steps=plan.max_steps,
         enabled=plan.checkpointing,
         stops=Stops(signals=signals, min_steps=plan.min_steps, max_steps=plan.max_steps, max_seconds=plan.max_seconds),
+        identity=identity(config, data, run_id=run_id),
     )
     return Callbacks(recorder=recorder, checkpoints=checkpoints, others=others, samples=samples)
 

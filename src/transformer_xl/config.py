@@ -308,7 +308,7 @@ class Config(Settings):
                 f"data.segment_len is {data.segment_len} with data.segment_len_sd {data.segment_len_sd}: segments of "
                 f"up to {data.longest_segment} tokens must be at most {longest} for {model.label}"
             )
-        if getattr(self.scheduler, "total_steps", -1) == 0 != self.trainer.max_steps:
+        if getattr(self.scheduler, "total_steps", -1) == 0 != self.trainer.max_steps and self.init_from is None:
             yield "scheduler.total_steps is 0, and must be at least 1, or -1 for the last step"
         if self.init_vocabulary == "extend" and self.init_from is None:
             yield "init_vocabulary is 'extend' without init_from, and has nothing to extend"

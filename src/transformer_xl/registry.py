@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 from transformer_xl.errors import UserError
@@ -90,13 +94,55 @@ def names(kind: str) -> list[str]:
 
 def outside(kind: str) -> list[Entry]:
     """Return the parts of a kind that did not come with this package, by name."""
-    return [entry for _, entry in sorted(_entries[kind].items()) if not _origin(entry.factory).startswith(__package__)]
+    return [
+        entry for _, entry in sorted(_entries[kind].items()) if not _origin(entry.factory).startswith(f"{__package__}.")
+    ]
 
 
 def nearest(name: str, known: list[str]) -> str:
     """Return the end of a sentence about a name that is not among `known`: the nearest one, or all of them."""
     close = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     return f"the nearest is {close[0]}" if close else f"known are {', '.join(sorted(known))}"
+
+
+loaded: dict[str, str] = {}
+"""Plugin, as it was named -> sha256 of its file."""
+
+
+def load_plugins(plugins: Sequence[str]) -> None:
+    """Import files and modules that register parts of one's own; each once.
+
+    A file is imported by its name, its folder added to the end of the path, so that further processes find it too.
+
+    Raises:
+        UserError: there is no such file or module, or another module has the file's name.
+    """
+    for plugin in plugins:
+        path = Path(os.path.expanduser(plugin)).absolute()
+        if plugin.endswith(".py"):
+            if not path.is_file():
+                raise UserError(f"plugins={plugin} names no file")
+            if str(path.parent) not in sys.path:
+                sys.path.append(str(path.parent))
+        name = path.stem if plugin.endswith(".py") else plugin
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise UserError(f"plugins={plugin} names no module, and no file: files end with .py") from error
+        source = Path(str(module.__file__))
+        if plugin.endswith(".py") and source.resolve() != path.resolve():
+            raise UserError(f"plugins={plugin}: another module is called {name} ({source}): rename the file")
+        loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def checksum(entry: Entry) -> str | None:
+    """Return the checksum of the file that an outside part comes from; None for a shipped part."""
+    if _origin(entry.factory).startswith(f"{__package__}."):
+        return None
+    source = getattr(sys.modules.get(entry.factory.__module__), "__file__", None)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None
 
 
 def _origin(factory: Callable[..., Any]) -> str:

@@ -13,7 +13,6 @@ from pydantic import ConfigDict
 from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig, WandbConfig
 from transformer_xl.data_config import CorpusConfig, Data, DataConfig, StoredConfig, tokenizers
 from transformer_xl.errors import UserError, naming_file
-from transformer_xl.registry import nearest
 from transformer_xl.resume_rules import refusal
 from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, replace
 
@@ -64,48 +63,27 @@ def saved_config(folder: Path) -> SavedConfig:
     return replace(saved, data=expanded_data(saved.data))
 
 
-def resumed_config(
-    folder: Path,
-    overrides: Mapping[str, object],
-    *,
-    is_branch: bool,
-    has_begun: bool,
-    choices: Mapping[str, str],
-) -> Config:
-    """Read a run's own configuration and lay on it what the command names.
+def refuse_changes(folder: Path, config: Config, *, is_branch: bool) -> None:
+    """Refuse settings that differ from a run's own where this command may not change them.
 
     Args:
-        folder: of the run.
-        overrides: dotted key or group -> plain value; a group's is the name of a choice, or the choice itself.
+        folder: of the run, which has begun.
+        config: what the command asks for.
         is_branch: whether it becomes another run.
-        has_begun: whether there is a checkpoint; before, every setting may be changed.
-        choices: group -> choice, as the run was started.
 
     Raises:
-        UserError: an override names no setting, or one that this command may not change.
+        UserError: the settings, with both values.
     """
-    saved = read_config(folder)
-    problems = []
-    for key, value in sorted(overrides.items(), key=lambda item: "." in item[0]):  # groups before what is in them
-        node: Any = saved
-        *groups, name = key.split(".")
-        for group in groups:
-            node = node.get(group) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or name not in node:
-            problems.append(f"{key} is not a setting of {folder} ({nearest(key, _dotted(saved))})")
-        elif isinstance(node[name], dict) and not isinstance(value, dict):
-            if value != choices.get(key, node[name].get("kind")):
-                problems.append(
-                    f"{key}={value} is chosen when a run starts, and a resume may not change it: leave it out"
-                )
-        elif node[name] != value and not (key == "trainer.precision" and value == "auto"):
-            reason = refusal(key, is_branch=is_branch) if has_begun else None
-            if reason is not None:
-                problems.append(_refused(key, value, node[name], reason))
-            node[name] = value
+    saved, asked = _flat(plain(expanded(parse(Config, read_config(folder))))), _flat(plain(config))
+    changed = {key: value for key, value in asked.items() if value != saved.get(key, value)}
+    problems = [
+        f"{key} is {value!r} and was {saved[key]!r}, {reason}"
+        for key, value in changed.items()
+        if (reason := refusal(key, is_branch=is_branch)) is not None
+    ]
+    problems = [problem for problem in problems if ".kind is" in problem] or problems
     if problems:
         raise UserError("; ".join(problems))
-    return replace(expanded(parse(Config, saved)), resume=None)
 
 
 def continued_config(folder: Path, composed: Config, *, given: Collection[str]) -> Config:
@@ -141,10 +119,6 @@ def continued_config(folder: Path, composed: Config, *, given: Collection[str]) 
     return replace(expanded(parse(Config, saved)), resume=None)
 
 
-def _refused(key: str, value: object, was: object, reason: str) -> str:
-    return f"{key} is {value!r} and was {was!r}, {reason}"
-
-
 def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for name, value in node.items():
@@ -157,15 +131,6 @@ def _lay(node: dict[str, Any], key: str, value: object) -> None:
     for group in groups:
         node = node[group]
     node[name] = value
-
-
-def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:
-    keys = []
-    for name, value in node.items():
-        keys.append(f"{prefix}{name}")
-        if isinstance(value, dict):
-            keys += _dotted(value, f"{prefix}{name}.")
-    return keys
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ stand in `conf/`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -105,6 +106,24 @@ def plain(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", serialize_as_any=True)
 
 
+def defaults(cls: type[Settings]) -> dict[str, Any]:
+    """Return what a group's class itself says of its settings, as plain containers."""
+    fields = {name: field for name, field in cls.model_fields.items() if not field.is_required() and name != "kind"}
+    values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    return {name: plain(value) if isinstance(value, Settings) else value for name, value in values.items()}
+
+
+def names_in(cls: type[Settings], key: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings of a group, those of all its kinds, and the groups' own."""
+    for name, field in cls.model_fields.items():
+        yield _join(key, name)
+        inner = _class_in(field.annotation)
+        if inner is not None:
+            yield from names_in(inner, _join(key, name))
+    for kind in cls.__subclasses__():
+        yield from names_in(kind, key)
+
+
 def by_kind(part: str, base: type[Settings], own: Mapping[str, type[Settings]] | None = None) -> Any:
     """Return the annotation of a group whose `kind` says which class its settings have.
 
@@ -179,7 +198,7 @@ def _problems(error: ValidationError, cls: type[Settings], value: object, key: s
         elif found["type"] == "missing":
             yield f"{name} is missing"
         elif found["type"] == "extra_forbidden":
-            yield f"{name} is not a setting ({nearest(name.rpartition('.')[2], list(owner.model_fields))})"
+            yield f"{name} is not a setting ({_nearest_setting(name, owner)})"
         else:
             bounds = {bound: f"{limit:.15g}" for bound, limit in found.get("ctx", {}).items() if bound != "expected"}
             text = _KINDS_OF_VALUES.get(found["type"], found["msg"]).format_map(bounds)
@@ -190,6 +209,15 @@ def _problems(error: ValidationError, cls: type[Settings], value: object, key: s
             needed.setdefault((name, _shown(found["input"]), may_be_null), []).append(text)
     for (name, what, may_be_null), texts in needed.items():
         yield f"{name} is {what}, and must be {' or '.join(dict.fromkeys([*texts, *['null'] * may_be_null]))}"
+
+
+def _nearest_setting(key: str, cls: type[Settings]) -> str:
+    """Return the nearest name of a group's, or one like it of the groups in it: `trainer.max_steps` for `max_steps`."""
+    *groups, name = key.split(".")
+    known = sorted(set(names_in(cls)), key=lambda known: (known.count("."), known.startswith("recipe."), known))
+    last = {known.rpartition(".")[2]: known for known in reversed(known)}
+    close = get_close_matches(name, list(last), n=1, cutoff=0.7)
+    return f"the nearest is {'.'.join([*groups, last[close[0]]])}" if close else nearest(name, list(cls.model_fields))
 
 
 def _place(cls: type[Settings], value: object, loc: tuple[int | str, ...], key: str) -> tuple[str, type[Settings]]:

@@ -31,12 +31,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from transformer_xl import build, build_trainer, devices
-from transformer_xl.commands.composing import compose
+from transformer_xl.commands.cli import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.plan import Plan, make_plan
 from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.optim import make_optimizer, parameter_groups
 from transformer_xl.training.signals import StopSignals
 
 WINDOW = 10
@@ -118,9 +119,12 @@ class BareLoop:
     def __init__(self, module: LanguageModule, config: Config, plan: Plan) -> None:
         self.work = Work()
         self.model = copy.deepcopy(module.model)
-        ours = build.make_module(config, _NoData(module), self.model, plan, run_id="")
-        self.optimizer = ours.configure_optimizers()
-        self.schedule, self.peak_lr = ours.schedule, ours.peak_lr
+        settings = config.optimizer
+        groups = parameter_groups(
+            self.model, weight_decay=settings.weight_decay, decay_embeddings=settings.decay_embeddings
+        )
+        self.optimizer = make_optimizer(settings, groups, fused=True)
+        self.schedule, self.peak_lr = build.make_module(config, self.model, plan).schedule, settings.lr
         self.clip = config.trainer.gradient_clip_val
         # as Lightning does: without its cache a weight used twice is rounded twice, and its gradients added in full
         is_rounded = str(config.trainer.precision) == "bf16-mixed"
@@ -148,14 +152,6 @@ class BareLoop:
             self.clip_gradients(self.model.parameters(), self.clip)
         self.step()
         return nll_sum.detach()
-
-
-class _NoData:
-    """What `make_module` asks of a corpus."""
-
-    def __init__(self, module: LanguageModule) -> None:
-        self.vocabulary = module.model.vocabulary
-        self.fingerprint = type("", (), {"sha256": ""})
 
 
 class Alternating(Callback):
@@ -187,7 +183,7 @@ class Alternating(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """End a window after its last step."""
         self.batches.append(batch)
-        self.losses.append(outputs["nll_sum"])
+        self.losses.append(pl_module.last_step.nll_sum.float())
         if len(self.batches) < WINDOW:
             return
         run = Seconds.now().since(self.start)
@@ -215,9 +211,11 @@ def measure(
     config = build.with_total_steps(config, plan)
     model = build.make_network(config, data, source=None, announce=print)
     datamodule = build.make_datamodule(config, data, plan)
-    module = build.make_module(config, data, model, plan, run_id="overhead")
+    module = build.make_module(config, model, plan)
     with StopSignals() as signals:
-        callbacks = build_trainer.make_callbacks(config, data, model, plan, datamodule, folder=folder, signals=signals)
+        callbacks = build_trainer.make_callbacks(
+            config, data, model, plan, datamodule, folder=folder, signals=signals, run_id="overhead"
+        )
         trainer = build_trainer.make_trainer(config, plan, callbacks, folder=folder)
         if isinstance(config.logger, WandbConfig):
             monitor = open_wandb(config.logger, folder=folder, name="overhead", run_id="overhead", settings={})

@@ -16,14 +16,16 @@ PROBE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from transformer_xl.commands import command_line
+from transformer_xl.commands import cli
 from transformer_xl.errors import Stopped, UserError
 
 
-def job(composed, context):
-    config = OmegaConf.to_container(composed, resolve=True)
+def job(call):
+    composed = call.compose()
+    choices = call.choices(composed)
+    config = call.values(composed)
+    folder = call.folder or Path("run").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
     act = config["act"]
     if act == "user":
         raise UserError("data.path is 3,\\nand must be a path")
@@ -38,36 +40,35 @@ def job(composed, context):
     rank = os.environ.get("LOCAL_RANK", "0")
     if act == "ddp" and rank == "0":
         from transformer_xl.commands.companions import command_of_process
-        command = command_of_process(context.command, context.folder, 1)
+        command = command_of_process(call.command, folder, 1)
         subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
     seen = {
         "config": config,
-        "folder": str(context.folder),
-        "overrides": context.overrides,
-        "choices": context.choices,
-        "command": context.command,
+        "folder": str(folder),
+        "choices": choices,
+        "given": sorted(call.given),
+        "command": call.command,
         "argv": sys.argv,
-        "read": {key: Path(OmegaConf.select(composed, key)).read_text() for key in composed.reads},
     }
-    (context.folder / ("seen.json" if rank == "0" else f"seen-{rank}.json")).write_text(json.dumps(seen))
+    (folder / ("seen.json" if rank == "0" else f"seen-{rank}.json")).write_text(json.dumps(seen))
     if act == "wait":
         import signal
         stopped = []
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: stopped.append(number))
-        (context.folder / "ready").touch()
+        (folder / "ready").touch()
         deadline = time.monotonic() + 40
         while not stopped and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(0.3)
-        (context.folder / "signals.json").write_text(json.dumps(stopped))
+        (folder / "signals.json").write_text(json.dumps(stopped))
         raise Stopped("stopped", exit_code=128 + stopped[0])
     if act != "no_objective":
-        (context.folder / "summary.json").write_text(json.dumps({"objective": config["model"]["mem_len"] / 2}))
+        (folder / "summary.json").write_text(json.dumps({"objective": config["model"]["mem_len"] / 2}))
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run("train", job, config_dir=Path(__file__).parent / "conf"))
+    sys.exit(cli.run("train", job, config_dir=Path(__file__).parent / "conf"))
 """
 
 CONF = {
@@ -88,13 +89,10 @@ texts: null
 init_from: null
 run: null
 act: null
-reads: []
 hydra:
   output_subdir: null
   job:
     chdir: false
-  run:
-    dir: ${run_folder:outputs,${name},${hydra:runtime.choices.model},${hydra:runtime.choices.data}}
   sweep:
     dir: ${sweep_folder:outputs}
     subdir: ${hydra.job.num}

@@ -15,7 +15,7 @@ import pytest
 import transformer_xl as txl
 from tests.conftest import Outcome, tiny_overrides
 from tests.model.kinds import model_of
-from transformer_xl.commands import command_line, evaluation
+from transformer_xl.commands import cli, evaluation
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.models import find_models
 from transformer_xl.commands.train import train
@@ -30,7 +30,7 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A run whose validation read the whole split."""
     place = tmp_path_factory.mktemp("evaluated")
     arguments = [*tiny_overrides(text_file, place), "trainer.limit_val_batches=1.0", f"hydra.run.dir={place / 'run'}"]
-    assert command_line.run("train", train, arguments) == 0
+    assert cli.run("train", train, arguments) == 0
     return Outcome(place / "run", 0, "", "")
 
 
@@ -40,7 +40,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*arguments: str) -> int:
-    return command_line.run("evaluate", evaluate, list(arguments))
+    return cli.run("evaluate", evaluate, list(arguments))
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def test_a_text_too_short_for_its_memory_is_said(run: Outcome, capsys: pytest.Ca
 @pytest.mark.slow
 def test_the_papers_long_memory_stands_beside_the_runs_own(text_file: Path, tmp_path: Path) -> None:
     overrides = [*tiny_overrides(text_file, tmp_path), "recipe=txl_char_base", f"hydra.run.dir={tmp_path / 'paper'}"]
-    assert command_line.run("train", train, overrides) == 0
+    assert cli.run("train", train, overrides) == 0
     assert call("run=paper", "eval.max_tokens=40") == 0
     own, paper = results_of(tmp_path / "paper")
     assert (own["label"], own["mem_len"], own["segment_len"]) == ("own", 7, 5)
@@ -164,7 +164,7 @@ def test_what_one_of_several_models_cannot_do_is_said_before_any_is_read(
 ) -> None:
     overrides = [one for one in tiny_overrides(text_file, tmp_path) if not one.startswith("model.")]
     model = ["model=lstm", "model.n_layer=1", "model.d_model=8"]
-    assert command_line.run("train", train, [*overrides, *model, f"hydra.run.dir={tmp_path / 'lstm'}"]) == 0
+    assert cli.run("train", train, [*overrides, *model, f"hydra.run.dir={tmp_path / 'lstm'}"]) == 0
     capsys.readouterr()
     assert call(f"run=[{run.folder},lstm]", "eval.attention=true") == 2
     captured = capsys.readouterr()

@@ -20,13 +20,13 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import model_of
 from tests.model.tiny import V
-from transformer_xl.commands import closed_pipe, command_line
-from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands import cli, closed_pipe
 from transformer_xl.commands.generate import generate
 from transformer_xl.commands.generating import conversation
 from transformer_xl.data.characters import CharTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
+from transformer_xl.settings import parse
 
 LETTERS = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,!", "<eod>"])
 SHIPPED = yaml.safe_load((REPOSITORY / "conf" / "generate.yaml").read_text())
@@ -66,7 +66,8 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         for name, value in {"run": str(model), "sampling__n_tokens": 12, "device": "cpu", **settings}.items():
             OmegaConf.update(composed, name.replace("__", "."), value)
         capfd.readouterr()
-        generate(composed, RunContext(Path.cwd(), {}, frozenset(), {}, []))
+        plain = OmegaConf.to_container(composed, resolve=True)
+        generate(SimpleNamespace(settings=lambda cls: parse(cls, plain), given=frozenset()))  # type: ignore[arg-type]
         return capfd.readouterr()
 
     return call
@@ -84,13 +85,13 @@ def test_a_prompt_is_continued_as_python_continues_it(letters: Path, capfd: pyte
     """Through the whole command line."""
     prompt = "once upon, a"
     arguments = [f"run={letters}", f"prompt={prompt}", "sampling.temperature=1.2", "sampling.n_tokens=12", "device=cpu"]
-    status = command_line.run("generate", generate, arguments)
+    status = cli.run("generate", generate, arguments)
     out, err = capfd.readouterr()
     expected = "".join(txl.generate(txl.load_model(letters), prompt, n_tokens=12, temperature=1.2))
     assert (status, out) == (0, expected.removesuffix("\n") + "\n")
     assert "letters: transformer_xl" in err
     assert "tokens" in err.splitlines()[-1]
-    status = command_line.run("generate", generate, [f"run={letters}", "prompt=Z"])
+    status = cli.run("generate", generate, [f"run={letters}", "prompt=Z"])
     out, err = capfd.readouterr()
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert err.startswith("error: prompt: the text holds 'Z'")

@@ -22,7 +22,7 @@ import torch
 import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import config_of
-from transformer_xl.commands import command_line
+from transformer_xl.commands import cli
 from transformer_xl.commands.score import check, score
 from transformer_xl.commands.score_printing import ScorePrinter
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
@@ -89,7 +89,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Give a function that runs the command in this process."""
 
     def run(model: Path, *arguments: str) -> Answer:
-        status = command_line.run("score", score, [f"run={model}", "device=cpu", *arguments])
+        status = cli.run("score", score, [f"run={model}", "device=cpu", *arguments])
         return Answer(status, *capsys.readouterr())
 
     return run

@@ -14,7 +14,7 @@ from transformer_xl.commands import sweep
 
 
 def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> None:
-    done = project.run("-m", "act=null,bug,no_objective", "name=a,${b}")
+    done = project.run("-m", "act=null,bug,no_objective", "name=a;${b}")
     assert done.returncode == 1
     assert "a bug of ours" in done.stderr
     assert "Error executing job" not in done.stderr
@@ -78,11 +78,11 @@ def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: 
 
 @pytest.mark.slow
 def test_lightnings_processes_in_a_job_read_the_jobs_arguments_alike(project: Any) -> None:
-    done = project.run("-m", "act=ddp", "name=a,'${b}'")
+    done = project.run("-m", "act=ddp", "name=a;'${b}'")
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(next(project.cwd.rglob(name)).read_text()) for name in ("seen.json", "seen-1.json"))
     assert first["config"] == second["config"]
-    assert first["config"]["name"] == "a,'${b}'"
+    assert first["config"]["name"] == "a;'${b}'"
     assert first["folder"] == second["folder"]
 
 

@@ -42,9 +42,9 @@ def command(name: str, *arguments: str, stdin: str | None = None) -> Done:
 
 def compose(*overrides: str) -> Any:
     """Compose the configuration that `train.py` would have."""
-    from transformer_xl.commands.composing import compose
+    from transformer_xl.commands.cli import compose
 
-    return compose(overrides)
+    return compose(*overrides)
 
 
 def build_model(*overrides: str, vocab_size: int) -> Any:

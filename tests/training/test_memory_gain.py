@@ -21,7 +21,7 @@ from transformer_xl.data.stream import EvalStream
 from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.model.streaming import stream
 from transformer_xl.run_config import read_config
-from transformer_xl.training.memory_gain import MemoryGain
+from transformer_xl.training.metrics import MemoryGain
 
 Run = Callable[..., Outcome]
 NAME = "val/memory_gain"
@@ -38,7 +38,7 @@ def measured(model: Any, reading: EvalConfig, *, max_tokens: int, processes: int
     source = evaluation_lanes(TOKENS, batch_size=reading.batch_size, split="valid")
     gains = []
     for rank, lanes in enumerate(split_evenly(reading.batch_size, processes)):
-        gain = MemoryGain(reading, max_tokens=max_tokens)
+        gain = MemoryGain(context_of(reading), batch_size=reading.batch_size, max_tokens=max_tokens)
         for _ in range(2):  # the second validation knows nothing of the first
             gain.start()
             session = stream(model, batch_size=len(lanes), mem_len=reading.mem_len, same_length=reading.same_length)

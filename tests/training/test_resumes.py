@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from tests.conftest import Outcome, read_values, run_training, start_training, tiny_overrides
-from transformer_xl.commands import command_line
+from transformer_xl.commands import cli
 from transformer_xl.commands.train import train
 from transformer_xl.training.module import LanguageModule
 
@@ -41,7 +41,7 @@ def in_outputs(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, base: bool = True) -> int:
-        return command_line.run("train", train, [*(tiny_overrides(text_file, tmp_path) if base else []), *arguments])
+        return cli.run("train", train, [*(tiny_overrides(text_file, tmp_path) if base else []), *arguments])
 
     return run
 

@@ -516,13 +516,13 @@ def test_two_kilobytes_of_repeated_text_are_learnt_by_heart(tmp_path: Path, tiny
 def test_a_run_in_an_oddly_named_folder_goes_on(
     text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    from transformer_xl.commands import command_line
-    from transformer_xl.commands.literals import quote
+    from transformer_xl.commands import cli
+    from transformer_xl.commands.cli import quote
     from transformer_xl.commands.train import train
 
     folder = tmp_path / name
     first = [*tiny_overrides(text_file, tmp_path), "scheduler.total_steps=6", "trainer.max_steps=3"]
-    assert command_line.run("train", train, [*first, f"hydra.run.dir={quote(str(folder))}"]) == 0
-    assert command_line.run("train", train, [f"resume={folder}", "trainer.max_steps=6"]) == 0
+    assert cli.run("train", train, [*first, f"hydra.run.dir={quote(str(folder))}"]) == 0
+    assert cli.run("train", train, [f"resume={folder}", "trainer.max_steps=6"]) == 0
     assert list(read_values(folder, "train/loss")) == [1, 2, 3, 4, 5, 6]
     assert txl.load_model(folder).vocab_size == 256

@@ -297,9 +297,9 @@ def link(source, target, link=os.link):
     link(source, target)
 
 torch.save, os.replace, os.link = save, replace, link
-from transformer_xl.commands import command_line
+from transformer_xl.commands import cli
 from transformer_xl.commands.train import train
-raise SystemExit(command_line.run("train", train, sys.argv[4:]))
+raise SystemExit(cli.run("train", train, sys.argv[4:]))
 """
 
 
@@ -424,9 +424,9 @@ def test_two_processes_end_when_the_first_cannot_save(text_file: Path, tmp_path:
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
         "    save(self, checkpoint, path)\n"
         "F.save_checkpoint = save\n"
-        "from transformer_xl.commands import command_line\n"
+        "from transformer_xl.commands import cli\n"
         "from transformer_xl.commands.train import train\n"
-        "raise SystemExit(command_line.run('train', train))\n"
+        "raise SystemExit(cli.run('train', train))\n"
     )
     done = subprocess.run(
         [sys.executable, str(wrapper), *arguments],

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 from lightning.pytorch import Trainer
 
 from transformer_xl import launchers
-from transformer_xl.commands import literals, ranks
+from transformer_xl.commands import ranks
+from transformer_xl.commands.cli import quote
 from transformer_xl.errors import LostProcess, Stopped, UserError
 from transformer_xl.training.signals import EXIT_CODES
 
@@ -157,9 +157,7 @@ def command_of_process(command: list[str], folder: Path, local_rank: int) -> lis
     spec = sys.modules["__main__"].__spec__
     program = [os.path.abspath(command[0])] if spec is None else ["-m", spec.name]
     of_process = [
-        f"hydra.run.dir={literals.quote(str(folder))}",
-        f"hydra.job.name={HydraConfig.get().job.name}_process_{local_rank}",
-        "hydra.output_subdir=null",
+        f"hydra.run.dir={quote(str(folder))}",
     ]
     return [sys.executable, *program, *command[1:], *of_process]
 

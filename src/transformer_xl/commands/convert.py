@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         print(_convert(options.source, Path(os.path.expanduser(options.target)), options.to))
     except (UserError, OSError) as error:
-        from transformer_xl.commands.mistakes import sentence_of
+        from transformer_xl.commands.cli import sentence_of
 
         sentence = sentence_of(error)
         if sentence is None:

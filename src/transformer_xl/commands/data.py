@@ -80,12 +80,12 @@ def run(arguments: Sequence[str]) -> int:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except (UserError, OSError) as error:
-        from transformer_xl.commands import mistakes  # Hydra takes a moment, which `--help` need not wait for
+        from transformer_xl.commands import cli  # Hydra takes a moment, which `--help` need not wait for
 
-        sentence = mistakes.sentence_of(error)
+        sentence = cli.sentence_of(error)
         if sentence is None:
             raise
-        return mistakes.tell(sentence)
+        return cli.tell(sentence)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,9 +123,9 @@ def _check(command: str | None, *, verify: bool) -> None:
 
 
 def _run(command: str, settings: list[str], *, verify: bool) -> int:
-    from transformer_xl.commands.composing import compose
+    from transformer_xl.commands.cli import compose
 
-    config = compose(settings)
+    config = compose(*settings)
     corpus = _open(config, command=command)
     if command == "prepare":
         _print_prepared(corpus)

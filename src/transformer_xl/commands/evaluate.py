@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import sys
 
-from omegaconf import DictConfig, OmegaConf
-
-from transformer_xl.commands import command_line
+from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import go_on_without_screen
-from transformer_xl.commands.command_line import RunContext
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
 
@@ -19,24 +16,22 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a run may hold what the terminal cannot show
     go_on_without_screen()
-    sys.exit(command_line.run("evaluate", evaluate))
+    sys.exit(cli.run("evaluate", evaluate))
 
 
-def evaluate(composed: DictConfig, context: RunContext) -> float | None:
+def evaluate(call: cli.Call) -> float | None:
     """Evaluate one model or several.
 
     Args:
-        composed: what Hydra made of the command line.
-        context: the command.
+        call: the command.
 
     Returns:
         The loss of the first model's first row, in nats.
     """
-    settings = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(settings, dict)
+    settings = call.values(call.compose())
     del settings["recipe"]  # only what conf/data refers to
-    config = parse(EvaluateConfig, {"data": None} | {str(name): value for name, value in settings.items()})
+    config = parse(EvaluateConfig, {"data": None} | settings)
 
     from transformer_xl.commands.evaluation import evaluate_models  # takes seconds, which `--help` need not wait for
 
-    return evaluate_models(config, command=context.command, given=context.given)
+    return evaluate_models(config, command=call.command, given=call.given)

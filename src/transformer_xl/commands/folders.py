@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from transformer_xl.commands import literals, ranks
+from transformer_xl.commands import ranks
+from transformer_xl.commands.cli import AUTO
 from transformer_xl.errors import UserError
-
-AUTO = "auto"
-"""The value of `resume=` that starts a run, goes on with it, or reports it, whatever its folder holds."""
 
 _MAX_NAME_BYTES = 100
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/$\ud800-\udfff]")
@@ -23,19 +18,6 @@ _created: dict[Path, list[Path]] = {}
 """Folders that this process claimed, each with those of its parents that it had to make, the deepest first."""
 
 
-def register_resolvers() -> None:
-    """Make known the resolvers of `conf/`; from here on each gives the same folder for the same arguments.
-
-    `${run_folder:ROOT,NAME,MODEL,DATA,RESUME}` and `${sweep_folder:ROOT}`.
-    """
-    _created.clear()
-    for name, resolver in {"run_folder": run_folder, "sweep_folder": sweep_folder}.items():
-        resolver.cache_clear()
-        OmegaConf.register_new_resolver(name, resolver, use_cache=True, replace=True)
-    literals.register_resolver()
-
-
-@functools.cache
 def run_folder(root: str, name: str | None, model: str, data: str, resume: str | None = None) -> str:
     """Claim the folder of a run: by its name, or by the time, the model and the data.
 
@@ -61,7 +43,7 @@ def run_folder(root: str, name: str | None, model: str, data: str, resume: str |
             f"go on with that run by resume={folder}, or choose another name"
         )
     if not folder.exists():
-        _make(folder)
+        make(folder)
     return str(folder)
 
 
@@ -89,7 +71,6 @@ def _require_name(resume: str | None) -> None:
         )
 
 
-@functools.cache
 def sweep_folder(root: str) -> str:
     """Claim the folder of a sweep, whose jobs have theirs inside.
 
@@ -115,7 +96,7 @@ def _claim(root: Path, name: str) -> Path:
     for count in itertools.count(1):
         folder = root / (name if count == 1 else f"{name}-{count}")
         try:
-            _make(folder)
+            make(folder)
         except FileExistsError:
             continue
         return folder
@@ -127,7 +108,7 @@ def _make_root(root: Path) -> None:
     if not root.is_dir() and (root.exists() or root.is_symlink()):
         raise UserError(f"{root} is no folder{' that exists' if root.is_symlink() else ''}, and runs are kept there")
     if not root.exists():
-        _make(root)
+        make(root)
 
 
 def claim(root: Path, name: str) -> Path:
@@ -135,7 +116,8 @@ def claim(root: Path, name: str) -> Path:
     return _claim(root, name)
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """Make a folder that is given back if nothing is written into it."""
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     folder.mkdir(parents=True)
     _created[folder.absolute()] = missing

@@ -10,12 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
-
-from transformer_xl.commands import command_line
-from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands import cli
 from transformer_xl.inference_config import GenerateConfig
-from transformer_xl.settings import parse
 
 if TYPE_CHECKING:
     from transformer_xl.commands.generating.text_batches import Made, Maker
@@ -26,21 +22,20 @@ def main() -> None:
     """Run the command line and exit with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold what the terminal cannot show
-    sys.exit(command_line.run("generate", generate))
+    sys.exit(cli.run("generate", generate))
 
 
-def generate(composed: DictConfig, context: RunContext) -> None:
+def generate(call: cli.Call) -> None:
     """Continue each prompt, or talk.
 
     Args:
-        composed: what Hydra made of the command line.
-        context: of the command.
+        call: the command.
     """
     from transformer_xl.commands.closed_pipe import until_nobody_reads
     from transformer_xl.commands.generating import settings as generation_settings
     from transformer_xl.commands.generating.prompts import read_prompts
 
-    config = parse(GenerateConfig, OmegaConf.to_container(composed, resolve=True))
+    config = call.settings(GenerateConfig)
     generation_settings.check(config)
     prompts = read_prompts(config)
     from transformer_xl.commands.generating.conversation import Conversation, converse  # torch takes seconds

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from transformer_xl.commands.cli import one_line
 from transformer_xl.commands.companions import Companions, is_broken_connection
-from transformer_xl.commands.mistakes import one_line
 from transformer_xl.commands.summary import Summary
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.errors import LostProcess, Stopped, UserError

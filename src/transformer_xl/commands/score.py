@@ -6,31 +6,26 @@ import os
 import sys
 from collections.abc import Collection
 
-from omegaconf import DictConfig, OmegaConf
-
-from transformer_xl.commands import command_line
-from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands import cli
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import ScoreConfig
-from transformer_xl.settings import parse
 
 STANDARD_INPUT = "-"
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    sys.exit(command_line.run("score", score))
+    sys.exit(cli.run("score", score))
 
 
-def score(composed: DictConfig, context: RunContext) -> None:
+def score(call: cli.Call) -> None:
     """Score texts, and print what each cost.
 
     Args:
-        composed: what Hydra made of the command line.
-        context: the command.
+        call: the command.
     """
-    config = parse(ScoreConfig, OmegaConf.to_container(composed, resolve=True))
-    check(config, given=context.given)
+    config = call.settings(ScoreConfig)
+    check(config, given=call.given)
     from transformer_xl.commands.scoring_run import ScoringRun  # takes seconds, which `--help` need not wait for
 
     ScoringRun(config).run()

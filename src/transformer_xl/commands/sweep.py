@@ -14,16 +14,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from transformer_xl.commands import literals
+from transformer_xl.commands import cli
 from transformer_xl.commands.comparison import print_comparison
 from transformer_xl.commands.tables import JobRecord, print_rows, printable
 from transformer_xl.scores import BITS_PER_BYTE
@@ -62,7 +59,7 @@ class SweepFolder(Callback):
         except Exception:
             return
         SweepFolder.path = folder
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={literals.quote(str(folder))}")
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={cli.quote(str(folder))}")
 
     @classmethod
     def as_override(cls) -> str:
@@ -86,41 +83,14 @@ class JobCommand:
         return cls(entry=(sys.executable, *program), flags=flags, token=os.urandom(8).hex())
 
 
-def overrides_of_experiments(overrides: list[str], config_dir: Path, *, is_job: bool) -> list[str]:
-    """Give what makes a command a sweep whose experiment has `hydra.sweeper.params`, and its jobs none.
+@dataclass(frozen=True)
+class Task:
+    """What Hydra calls for each job; launchers may pickle it."""
 
-    A parameter that the command names itself is not swept.
-    """
-    added: list[str] = []
-    for line in overrides:
-        params = _swept(config_dir / "experiment" / f"{_choice(line)}.yaml") if _is_experiment(line) else {}
-        if not params:
-            continue
-        given = {literals.key_of(other) for other in overrides}
-        added = [f"~hydra.sweeper.params.{name}" for name in params if name in given]
-        added.append(f"hydra.mode={'RUN' if is_job else 'MULTIRUN'}")
-    return added
+    command: JobCommand
 
-
-def _is_experiment(line: str) -> bool:
-    return literals.key_of(line) == "experiment" and "=" in line
-
-
-def _choice(line: str) -> object:
-    """Read a choice as Hydra does: with or without quotes."""
-    try:
-        return OverridesParser.create().parse_override(line).value()
-    except HydraException:  # which composing reports
-        return None
-
-
-def _swept(path: Path) -> dict[str, str]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        params = content["hydra"]["sweeper"]["params"]
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-        return {}
-    return params if isinstance(params, dict) else {}
+    def __call__(self, config: DictConfig) -> float:
+        return run_job(self.command)
 
 
 def run_job(command: JobCommand) -> float:
@@ -134,14 +104,10 @@ def run_job(command: JobCommand) -> float:
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute()
-    overrides = literals.as_written(hydra.overrides.task)
-    kept = [
-        line
-        for line in literals.as_written(hydra.overrides.hydra)
-        if not literals.key_of(line).startswith(_OF_THE_SWEEP)
-    ]
-    arguments = [*command.flags, *overrides, *kept, f"hydra.run.dir={literals.quote(str(folder))}"]
-    exit_code, received = _run_process([*command.entry, literals.ALREADY_QUOTED, *arguments])
+    overrides = _as_written(hydra.overrides.task)
+    kept = [line for line in _as_written(hydra.overrides.hydra) if not cli.key_of(line).startswith(_OF_THE_SWEEP)]
+    arguments = [*command.flags, *overrides, *kept, "hydra.mode=RUN", f"hydra.run.dir={cli.quote(str(folder))}"]
+    exit_code, received = _run_process([*command.entry, cli.ALREADY_QUOTED, *arguments])
     record = JobRecord(
         sweep=command.token,
         number=int(hydra.job.num),
@@ -156,6 +122,13 @@ def run_job(command: JobCommand) -> float:
     if exit_code == _INTERRUPTED:
         raise SweepEnded(exit_code)
     return math.nan if record.objective is None else record.objective
+
+
+def _as_written(overrides: object) -> list[str]:
+    """Read a list of Hydra's as it stands, without looking up the `${` in it, which reading it item by item does."""
+    lines = OmegaConf.to_container(cast(ListConfig, overrides), resolve=False)
+    assert isinstance(lines, list)
+    return lines
 
 
 def _run_process(argv: list[str]) -> tuple[int, int | None]:
@@ -239,7 +212,7 @@ def _print_table(records: list[JobRecord]) -> None:
     rows = [
         [
             str(record.number),
-            printable(" ".join(literals.as_typed(line) for line in record.overrides if line not in shared)),
+            printable(" ".join(cli.as_typed(line) for line in record.overrides if line not in shared)),
             "-" if record.objective is None else f"{record.objective:.6g}",
             *([found or "-"] if any(bits) else []),
             "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
-from omegaconf import DictConfig
 from rich.console import Console
 
 from transformer_xl import build, build_trainer, devices, init_from, run_config
 from transformer_xl.commands import going_on, out_of_memory, ranks, report
 from transformer_xl.commands.beginning import begin
 from transformer_xl.commands.branching import copy_run
-from transformer_xl.commands.command_line import RunContext
+from transformer_xl.commands.cli import Call, Configured
 from transformer_xl.commands.companions import Companions, end_with_main_process
 from transformer_xl.commands.final_report import FinalReport
 from transformer_xl.commands.folders import refuse_part_of_a_run
@@ -56,20 +55,20 @@ class _Parts(NamedTuple):
 class TrainingRun:
     """Builds in order, trains, reports; leaves everything about the run in its folder."""
 
-    def __init__(self, composed: DictConfig, context: RunContext, signals: StopSignals) -> None:
+    def __init__(self, configured: Configured, call: Call, folder: Path, signals: StopSignals) -> None:
         """Check the whole configuration before anything is read or written."""
         end_with_main_process()
-        self.folder = context.folder
-        self.command = context.command
+        self.folder = folder
+        self.command = call.command
         self.signals = signals
         self.companions = Companions()
         self.is_main = ranks.is_main()
-        self.beginning = begin(composed, context)
+        self.beginning = begin(configured, call, folder)
         self.source = self.beginning.source
         check_installed(self.beginning.config.optimizer)
         self.config: Config = devices.with_device_settings(self.beginning.config)
         self.console = Console(quiet=not self.is_main, highlight=False)
-        self.summary = Summary(command=context.command, parent=self.beginning.identity.parent)
+        self.summary = Summary(command=call.command, parent=self.beginning.identity.parent)
         if self.is_main and not self.beginning.is_old:
             self._refuse_to_write_over()
 
@@ -110,9 +109,16 @@ class TrainingRun:
         model = build.make_network(config, data, source=self.source, announce=self.say)
         begins_trained, self.source = self.source is not None, None  # what was copied need not be kept
         datamodule = build.make_datamodule(config, data, plan)
-        module = build.make_module(config, data, model, plan, run_id=beginning.identity.run_id)
+        module = build.make_module(config, model, plan)
         callbacks = build_trainer.make_callbacks(
-            config, data, model, plan, datamodule, folder=self.folder, signals=self.signals
+            config,
+            data,
+            model,
+            plan,
+            datamodule,
+            folder=self.folder,
+            signals=self.signals,
+            run_id=beginning.identity.run_id,
         )
         trainer = build_trainer.make_trainer(config, plan, callbacks, folder=self.folder)
         if beginning.checkpoint is not None and beginning.checkpoint_path is not None:

@@ -10,6 +10,8 @@ from lightning.pytorch import LightningDataModule
 from transformer_xl.data.lanes import Dataset, split_evenly
 from transformer_xl.data.segments import training_segments
 from transformer_xl.data.stream import EvalStream, TrainStream
+from transformer_xl.data.units import unit_of
+from transformer_xl.scores import Unit
 
 
 class LaneDataModule(LightningDataModule):
@@ -110,6 +112,10 @@ class LaneDataModule(LightningDataModule):
     def tokens_after(self, step: int) -> int:
         """Count the tokens read after an optimizer step, over all lanes and processes."""
         return self.train_source.batch_size * self._segments.positions(step * self.accumulate)
+
+    def unit(self, split: str) -> Unit:
+        """Return how people read the scores of a split: train, valid, test."""
+        return unit_of(self.corpus, split)
 
     def val_dataloader(self) -> EvalStream:
         """Return the validation split, every prediction once."""

@@ -1,110 +1,181 @@
-"""The LightningModule: one memory a stage, carried from segment to segment as truncated back-propagation does.
+"""The LightningModule: one memory per stage, carried from segment to segment as truncated back-propagation does.
 
 Letters: B lanes, T tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import Batch
-from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.errors import UserError
+from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
 from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
+from transformer_xl.registry import lookup
 from transformer_xl.scores import Score
-from transformer_xl.training import names, saved_memory
-from transformer_xl.training.lane_chunks import count_in_chunks
-from transformer_xl.training.memory_gain import MemoryGain
-from transformer_xl.training.metrics import TokenLoss
-from transformer_xl.training.optim import Schedule, clip_by_norm
+from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse, plain
+from transformer_xl.training import names
+from transformer_xl.training.metrics import MemoryGain, TokenLoss
+from transformer_xl.training.optim import Schedule, clip_by_norm, make_optimizer, make_schedule, parameter_groups
+
+TrainNll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
+
+
+class StepRecord(NamedTuple):
+    """What is known of an optimizer step when it has ended; tensors are on the device.
+
+    Attributes:
+        step: from 1.
+        counted: targets of the step, over all processes.
+        nll_sum: this process's sum of losses, nats, float64.
+        gradient_norm: before clipping; None where the step counted nothing.
+        lr: of the first parameter group.
+    """
+
+    step: int
+    counted: int
+    nll_sum: Tensor
+    gradient_norm: Tensor | None
+    lr: float
 
 
 class LanguageModule(LightningModule):
-    """Trains and evaluates a `LanguageModel`; memories are reset by the batches' `resets_BT` alone.
+    """Train and evaluate a `LanguageModel` under any `lightning.Trainer`, with the batches of a `LaneDataModule`.
+
+    Memories are reset by the batches' `resets_BT` alone. Logs `train/loss` at each optimizer step, and `val/*` and
+    `test/*` (nats per token, and the tokenizer's unit). Settings that are no functions are hyper-parameters, from which
+    `load_from_checkpoint` makes the module again.
+
+    Args:
+        model: the network, or the hyper-parameter that stands for it: `config` and `vocab_size`.
+        optimizer: settings of a registered optimizer (a mapping with `kind`, or what `txl.compose(...)` has), or a
+            function from parameters to an optimizer. Its learning rate is the peak.
+        schedule: settings of a registered scheduler, or a function from the step, from 1, to a factor of the peak;
+            None: the peak at every step.
+        total_steps: optimizer steps of the run, for schedules; None: the trainer's `max_steps`.
+        evaluation: how validation and test read; None: as the model was made.
+        eval_batch_size: lanes of validation, for `memory_gain_tokens`.
+        memory_gain_tokens: the most tokens of a validation that are read without memory too; 0: none.
+        seed: of dropout.
+        save_memory: whether checkpoints hold every lane's memory.
+        train_nll: by which training reads its segments, as a compiled one; None: the model's own.
 
     Attributes:
-        model: the network, which knows nothing of Lightning.
-        gradient_norm: of the last optimizer step before clipping, on the device; None where it counted nothing.
+        last_step: what is known of the last optimizer step.
         scores: the last `Score` of each evaluation stage.
-        memory_gain: what memory gave in the last validation, nats a token; None where that was not measured.
+        memory_gain: what memory gave in the last validation, nats per token; None where that was not measured.
+        logs: whether the trainer's loggers get what is logged here; a recorder of a run writes it by itself.
     """
 
     def __init__(
         self,
+        model: LanguageModel | Mapping[str, Any],
         *,
-        model: LanguageModel,
-        train_nll: Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses],
-        make_optimizer: Callable[[], torch.optim.Optimizer],
-        schedule: Schedule,
-        peak_lr: float,
-        eval_config: EvalConfig,
-        memory_gain_tokens: int,
-        seed: int,
-        identity: dict[str, Any],
-        save_memory: bool,
+        optimizer: OptimizerConfig | Mapping[str, Any] | Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+        schedule: SchedulerConfig | Mapping[str, Any] | Callable[[int], float] | None = None,
+        total_steps: int | None = None,
+        evaluation: Context | Mapping[str, Any] | None = None,
+        eval_batch_size: int = 1,
+        memory_gain_tokens: int = 0,
+        seed: int = 1,
+        save_memory: bool = True,
+        train_nll: TrainNll | None = None,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            model: the network.
-            train_nll: its `nll`, or a compiled one, by which training reads its segments.
-            make_optimizer: called once the parameters are on their device.
-            schedule: factor of the learning rate by optimizer step.
-            peak_lr: the learning rate that it is a factor of.
-            eval_config: how validation and test read.
-            memory_gain_tokens: the most tokens of a validation that are read without memory too.
-            seed: of dropout.
-            identity: plain containers that stand in every checkpoint beside the state: format version,
-                configuration, vocabulary.
-            save_memory: whether checkpoints hold the lanes' memory.
-        """
         super().__init__()
-        self.model = model
-        self.val_metric = TokenLoss()
-        self.test_metric = TokenLoss()
-        self._gain_metric = MemoryGain(eval_config, max_tokens=memory_gain_tokens)
-        self.scores: dict[str, Score] = {}
-        self.memory_gain: float | None = None
-        self.gradient_norm: Tensor | None = None
-        self.identity = identity
-        self.schedule = schedule
-        self.peak_lr = peak_lr
-        self._train_nll = train_nll
-        self._make_optimizer = make_optimizer
-        self._eval_config = eval_config
+        if not isinstance(model, LanguageModel):
+            model = make_model(_settings("model", model["config"]), vocab_size=model["vocab_size"])
+        self.model: LanguageModel = model
+        self._optimizer = _settings("optimizer", optimizer)
+        self._schedule = _settings("scheduler", schedule) if schedule is not None else None
+        self._total_steps = total_steps
+        self._context = _context(evaluation, model)
         self._seed = seed
         self._save_memory = save_memory
+        self._train_nll = train_nll or model.nll
+        hyper_parameters = {
+            "model": {"config": plain(model.config), "vocab_size": model.vocab_size},
+            "optimizer": self._optimizer,
+            "schedule": self._schedule,
+            "total_steps": total_steps,
+            "evaluation": dataclasses.asdict(self._context),
+            **{"eval_batch_size": eval_batch_size, "memory_gain_tokens": memory_gain_tokens},
+            **{"seed": seed, "save_memory": save_memory},
+        }
+        self.save_hyperparameters(
+            {name: _plain(value) for name, value in hyper_parameters.items() if not _is_function(value)}, logger=False
+        )
+        self.val_metric = TokenLoss()
+        self.test_metric = TokenLoss()
+        self._gain_metric = MemoryGain(self._context, batch_size=eval_batch_size, max_tokens=memory_gain_tokens)
+        self.scores: dict[str, Score] = {}
+        self.memory_gain: float | None = None
+        self.last_step: StepRecord | None = None
+        self.logs = True
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_session: Stream | None = None
-        self._counted = 0
-        self._trained: list[torch.nn.Parameter] = []
+        self._batch: Batch | None = None
+        self._nll_sum: Tensor | None = None
+        self._gradient_norm: Tensor | None = None
+        self._trained: list[nn.Parameter] = []
+        self._peaks: list[float] = []
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The learning rate's factor by optimizer step."""
+        if self._schedule is None:
+            return Schedule(lambda step: 1.0)
+        if not isinstance(self._schedule, Settings):
+            return self._schedule if isinstance(self._schedule, Schedule) else Schedule(self._schedule)
+        assert isinstance(self._schedule, SchedulerConfig)
+        total_steps = self.trainer.max_steps if self._total_steps is None else self._total_steps
+        peak = self._optimizer.lr if isinstance(self._optimizer, OptimizerConfig) else self._peaks[0]
+        return make_schedule(self._schedule, total_steps=total_steps, peak=peak)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""
         self._trained = list(self.parameters())  # once: to find them costs as much as the norm of small gradients
-        return self._make_optimizer()
+        settings = self._optimizer
+        if isinstance(settings, OptimizerConfig):
+            groups = parameter_groups(
+                self.model, weight_decay=settings.weight_decay, decay_embeddings=settings.decay_embeddings
+            )
+            # with float16 the gradients must be unscaled and clipped before a fused step could see them
+            optimizer = make_optimizer(settings, groups, fused=not str(self.trainer.precision).startswith("16"))
+        else:
+            optimizer = settings(self._trained)
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """Set the first learning rate."""
+        self._set_lr(self.trainer.global_step + 1)
+
+    def _set_lr(self, step: int) -> None:
+        factor = self.schedule(step)
+        groups = self.optimizers(use_pl_optimizer=False).param_groups  # type: ignore[union-attr]
+        for group, peak in zip(groups, self._peaks, strict=True):
+            group["lr"] = peak * factor
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the step's learning rate, and seed dropout so that no random state need be saved."""
-        self._counted = batch.counted
+        """Seed dropout so that no random state need be saved."""
+        self._batch = batch
         if batch.micro == 0:
-            lr = self.peak_lr * self.schedule(batch.step)
-            for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
-                group["lr"] = lr
+            self._nll_sum = None
         seed = dropout_seed(self._seed, step=batch.step, rank=self.global_rank, micro=batch.micro)
         seed_generators(seed, device=self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Read one segment of one chunk of lanes and give its share of the step's loss.
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Read one segment of one chunk of lanes and return its share of the step's loss.
 
         The share is scaled so that after DDP's mean over processes and Lightning's division by the number of
         micro-batches the gradient is that of the mean over all tokens of the step.
@@ -114,17 +185,18 @@ class LanguageModule(LightningModule):
             memory = self._starting_memory(batch)
         nll, memory = self._train_nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
         nll_sum = nll.sum()
-        scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
-        loss = nll_sum * scale
         self._train_memory[batch.chunk] = memory
-        return {"loss": loss, "nll_sum": nll_sum.detach()}
+        read = nll_sum.detach().double()
+        self._nll_sum = read if self._nll_sum is None else self._nll_sum + read
+        return nll_sum * (self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1))
 
     def _starting_memory(self, batch: Batch) -> Memory:
         if self._loaded_memory is None:
             return self.model.empty_memory(batch_size=len(batch.tokens_BT))
-        lanes = self.trainer.datamodule.train_chunks[batch.chunk]  # type: ignore[attr-defined]
+        chunks = self.trainer.datamodule.train_chunks  # type: ignore[attr-defined]
+        lanes = chunks[batch.chunk]
         memory = self._loaded_memory.lanes(slice(lanes.start, lanes.stop)).to(self.device)
-        if len(self._train_memory) + 1 == len(self.trainer.datamodule.train_chunks):  # type: ignore[attr-defined]
+        if len(self._train_memory) + 1 == len(chunks):
             self._loaded_memory = None  # every lane has its own now
         return memory
 
@@ -135,22 +207,33 @@ class LanguageModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Measure the gradient's norm and clip; drop the gradients of a step that counted nothing."""
-        if self._counted == 0:
+        assert self._batch is not None
+        if self._batch.counted == 0:
             optimizer.zero_grad(set_to_none=True)
-            self.gradient_norm = None
+            self._gradient_norm = None
             return
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
+        self._gradient_norm = torch.nn.utils.get_total_norm(gradients)
         if gradient_clip_val is not None and gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         elif gradient_clip_val is not None:
-            clip_by_norm(self._trained, norm=self.gradient_norm, limit=gradient_clip_val)
+            clip_by_norm(self._trained, norm=self._gradient_norm, limit=gradient_clip_val)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, and let go of the gradients: the next forward pass then needs no room beside them."""
+        """Step, let go of the gradients (the next forward pass then needs no room beside them), and log the loss."""
         super().optimizer_step(*args, **kwargs)
         for parameter in self._trained:
             parameter.grad = None
+        batch, nll_sum = self._batch, self._nll_sum
+        assert batch is not None
+        assert nll_sum is not None
+        lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # type: ignore[union-attr]
+        self.last_step = StepRecord(batch.step, batch.counted, nll_sum, self._gradient_norm, lr)
+        if batch.counted:
+            # of this process's lanes where there are several: the mean over all would make it wait at each step
+            loss = nll_sum * (self.trainer.world_size / batch.counted)
+            self.log(names.TRAIN_LOSS, loss, on_step=True, on_epoch=False, logger=self.logs, batch_size=1)
+        self._set_lr(batch.step + 1)  # now, so that callbacks find it where the next step begins
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last evaluation's session: weights have changed since."""
@@ -169,6 +252,7 @@ class LanguageModule(LightningModule):
         self.memory_gain = self._gain_metric.gain()
         if self._is_validation_of_training:
             self.schedule.validated(score.loss)
+            self._set_lr(self.trainer.global_step + 1)
 
     @property
     def _is_validation_of_training(self) -> bool:
@@ -191,14 +275,14 @@ class LanguageModule(LightningModule):
         self._eval_session = None
 
     def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> Tensor:
-        lengths = self._eval_config
         if self._eval_session is None:
+            context = self._context
             self._eval_session = stream(
                 self.model,
                 batch_size=len(batch.tokens_BT),
-                mem_len=lengths.mem_len,
-                clamp_len=lengths.clamp_len,
-                same_length=lengths.same_length,
+                mem_len=context.mem_len,
+                clamp_len=context.clamp_len,
+                same_length=context.same_length,
             )
         nll = self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
         metric.update(nll, batch.targets_BT)
@@ -208,38 +292,102 @@ class LanguageModule(LightningModule):
         score = metric.score()
         self.scores[stage] = score
         self._eval_session = None
-        # for callbacks that monitor it; the recorder takes the exact value from `scores`
-        self.log(f"{stage}/{names.LOSS}", score.loss, logger=False, sync_dist=True)
+        figures = {names.LOSS: score.loss}
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None:
+            figures |= datamodule.unit(names.SPLITS[stage]).figures(score.loss)
+        for name, value in figures.items():
+            self.log(f"{stage}/{name}", value, logger=self.logs, rank_zero_only=False, sync_dist=True)
         return score
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add every lane's memory in global order, the schedule's state, and who this is."""
+        """Add every lane's memory in global order, and the schedule's state."""
         checkpoint["schedule"] = self.schedule.state_dict()
         checkpoint["train_memory"] = self._packed_memory()
-        checkpoint.update(self.identity)
 
     def _packed_memory(self) -> dict[str, Any] | None:
-        """Give every lane's memory for a checkpoint, on the process that writes it."""
+        """Return every lane's memory for a checkpoint, on the process that writes it."""
         if not self._save_memory:
             return None
         if not self._train_memory:  # no step since the checkpoint that was loaded
-            return None if self._loaded_memory is None else saved_memory.packed(self._loaded_memory)
+            return None if self._loaded_memory is None else _packed(self._loaded_memory)
         chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
         own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
-        memory: Memory | None = own
-        if self.trainer.world_size > 1:
-            batch_size = self.trainer.datamodule.train_source.batch_size  # type: ignore[attr-defined]
-            lanes = [len(part) for part in split_evenly(batch_size, self.trainer.world_size)]
-            memory = saved_memory.gathered(own, rank=self.global_rank, lanes=lanes)
-        return None if memory is None else saved_memory.packed(memory)
+        memory = own if self.trainer.world_size == 1 else gathered(own)
+        return None if memory is None else _packed(memory)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
-        count_in_chunks(checkpoint, lane_chunks=self.identity["config"]["data"]["lane_chunks"])
-        self.schedule.load_state_dict(checkpoint["schedule"])
-        state = checkpoint["train_memory"]
+        if "schedule" in checkpoint and self._trainer is not None:
+            self.schedule.load_state_dict(checkpoint["schedule"])
+        state = checkpoint.get("train_memory")
         self._loaded_memory = None if state is None else memory_from_state_dict(state)
         self._train_memory = {}
+
+
+def _settings(kind: str, value: Any) -> Any:
+    """Return the settings that a mapping stands for; a function or settings as they are."""
+    if not isinstance(value, Mapping):
+        return value
+    cls = lookup(kind, str(value.get("kind"))).config
+    if cls is None:
+        raise UserError(f"{kind} {value.get('kind')!r} has no settings, and none can be given")
+    return parse(cls, value, kind)
+
+
+def _context(value: Context | Mapping[str, Any] | None, model: LanguageModel) -> Context:
+    if value is None:
+        value = Context(segment_len=1, mem_len=None, clamp_len=model.clamp_len, same_length=model.same_length)
+    context = value if isinstance(value, Context) else Context(**value)
+    return context if context.mem_len is not None else dataclasses.replace(context, mem_len=model.mem_len)
+
+
+def _plain(value: Any) -> Any:
+    return plain(value) if isinstance(value, Settings) else value
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, Settings)
+
+
+def _packed(memory: Memory) -> dict[str, Any]:
+    """Return a memory as plain containers and tensors that hold nothing else."""
+    return {name: _alone(value) if isinstance(value, Tensor) else value for name, value in memory.state_dict().items()}
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    # torch.save writes the whole of what a tensor is a view of
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+
+
+def gathered(memory: Memory) -> Memory | None:
+    """Bring the memories of all processes together on the first one, in main memory; return None on the others.
+
+    One process sends at a time, so that the first one's device holds one process's memory more, and not all of them.
+
+    Args:
+        memory: of this process's lanes; the first process has the most.
+    """
+    own = torch.tensor(memory.batch_size, device=_tensors(memory)[0].device)
+    lanes = [torch.zeros_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(lanes, own)
+    if torch.distributed.get_rank() > 0:
+        for tensor in _tensors(memory):
+            torch.distributed.send(tensor.contiguous(), dst=0)
+        return None
+    memories = [memory.to("cpu")]
+    for peer in range(1, len(lanes)):
+        received = memory.lanes(slice(0, int(lanes[peer])))  # the same shape, to be overwritten
+        for tensor in _tensors(received):
+            buffer = tensor.contiguous()
+            torch.distributed.recv(buffer, src=peer)
+            tensor.copy_(buffer)
+        memories.append(received.to("cpu"))
+    return join_lanes(memories)
+
+
+def _tensors(memory: Memory) -> list[Tensor]:
+    return [value for value in memory.state_dict().values() if isinstance(value, Tensor)]
 
 
 def seed_generators(seed: int, *, device: torch.device) -> None:
@@ -256,6 +404,6 @@ def seed_generators(seed: int, *, device: torch.device) -> None:
 
 
 def dropout_seed(seed: int, *, step: int, rank: int, micro: int) -> int:
-    """Derive a generator's seed from (seed, step, rank, micro-batch)."""
+    """Return a generator's seed, derived from (seed, step, rank, micro-batch)."""
     digest = hashlib.sha256(f"{seed}/{step}/{rank}/{micro}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

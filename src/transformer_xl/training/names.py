@@ -8,6 +8,7 @@ CLIPPED_SHARE = "train/clipped_share"
 LEARNING_RATE = "lr"
 VALIDATION = "val"
 TEST = "test"
+SPLITS = {VALIDATION: "valid", TEST: "test"}
 EVALUATION = "evaluation"
 LOSS = "loss"
 MEMORY_GAIN = "val/memory_gain"

@@ -15,6 +15,7 @@ from transformer_xl.errors import Stopped
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.checkpoint_file import LAST, link, remove_leftovers, step_checkpoints
+from transformer_xl.training.lane_chunks import count_in_chunks
 from transformer_xl.training.signals import EXIT_CODES
 from transformer_xl.training.stops import Stops, in_words
 
@@ -38,6 +39,7 @@ class Checkpoints(Callback):
         max_steps: int,
         enabled: bool,
         stops: Stops,
+        identity: Mapping[str, Any],
     ) -> None:
         """Take the intervals, in optimizer steps.
 
@@ -50,6 +52,8 @@ class Checkpoints(Callback):
             max_steps: the last step, which always validates and saves.
             enabled: whether to write checkpoints at all; stops are obeyed all the same.
             stops: whether the run shall end after a step.
+            identity: plain containers that stand in every checkpoint beside the state: format version, configuration,
+                vocabulary.
         """
         self.best_score = math.inf
         self._folder = folder
@@ -60,6 +64,7 @@ class Checkpoints(Callback):
         self._max_steps = max_steps
         self._enabled = enabled
         self._stops = stops
+        self._identity = identity
         self._saved_step: int | None = None
         self._best_step: int | None = None
         self._newest: int | None = None  # step of the newest checkpoint that this run wrote or went on from
@@ -178,9 +183,15 @@ class Checkpoints(Callback):
         for number in kept.keys() - set(before[: self._keep - 1]):
             kept[number].unlink(missing_ok=True)
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Say whose checkpoint it is."""
+        checkpoint.update(self._identity)
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Remember which checkpoint this run goes on from, and whether its best score compares with the coming ones."""
-        theirs, ours = (_how_validated(config) for config in (checkpoint["config"], pl_module.identity["config"]))
+        config = self._identity["config"]
+        count_in_chunks(checkpoint, lane_chunks=config["data"]["lane_chunks"])
+        theirs, ours = _how_validated(checkpoint["config"]), _how_validated(config)
         self._scores_anew = any(ours.get(name) != value for name, value in theirs.items())
         self._newest = checkpoint["global_step"]
         self._newest_is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path) == self._last

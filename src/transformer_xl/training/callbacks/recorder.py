@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor
 
 from transformer_xl.data.stream import Batch
 from transformer_xl.scores import Unit
@@ -21,17 +20,9 @@ from transformer_xl.training import names
 from transformer_xl.training.figures import StepFigures
 from transformer_xl.training.loggers import optional
 from transformer_xl.training.metrics_file import MetricsFile
-from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.module import LanguageModule, StepRecord
 from transformer_xl.training.nonfinite import SCALED_PRECISION, refuse_step_not_finite, refuse_weights_not_finite
 from transformer_xl.training.throughput import Stopwatch
-
-
-class _Step(NamedTuple):
-    step: int
-    counted: int
-    nll_sum: Tensor
-    gradient_norm: Tensor | None
-    lr: float
 
 
 class Latest(NamedTuple):
@@ -70,8 +61,7 @@ class Recorder(Callback):
         self._tokens_after = tokens_after
         self._units = units
         self._figures = figures
-        self._steps: list[_Step] = []
-        self._nll_sum: Tensor | None = None
+        self._steps: list[StepRecord] = []
         self._watch = Stopwatch()
 
     def cut(self, step: int, *, validated: bool) -> None:
@@ -83,6 +73,10 @@ class Recorder(Callback):
         """
         self._file.cut_after(step, validated=validated)
 
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Take over what the module would send to loggers."""
+        pl_module.logs = False
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Prepare the figures."""
         self._figures.start(trainer)
@@ -93,13 +87,9 @@ class Recorder(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Keep the step's loss and norm on the device; fetch at intervals."""
-        nll_sum = outputs["nll_sum"].double()
-        self._nll_sum = nll_sum if self._nll_sum is None else self._nll_sum + nll_sum
         if batch.micro + 1 < trainer.accumulate_grad_batches:
             return
-        lr = trainer.optimizers[0].param_groups[0]["lr"]
-        self._steps.append(_Step(batch.step, batch.counted, self._nll_sum, pl_module.gradient_norm, lr))
-        self._nll_sum = None
+        self._steps.append(pl_module.last_step)
         if batch.step % self._every == 0:
             self.flush(trainer)
 
@@ -160,7 +150,7 @@ class Recorder(Callback):
         tokens = self._tokens_after(steps[-1].step) - self._tokens_after(steps[0].step - 1)
         self.latest = Latest(steps[-1].step, kept_loss, tokens / seconds)
 
-    def _fetch(self, trainer: Trainer, steps: list[_Step]) -> tuple[list[float | None], list[float | None]]:
+    def _fetch(self, trainer: Trainer, steps: list[StepRecord]) -> tuple[list[float | None], list[float | None]]:
         """Give losses and gradient norms, None where there is none; the same on all processes."""
         nll_sums = torch.stack([step.nll_sum for step in steps])
         if trainer.world_size > 1:
@@ -173,7 +163,7 @@ class Recorder(Callback):
         fetched = iter(torch.stack(present).tolist() if present else [])
         return losses, [next(fetched) if step.gradient_norm is not None else None for step in steps]
 
-    def _write_step(self, trainer: Trainer, step: _Step, loss: float | None, norm: float | None) -> float | None:
+    def _write_step(self, trainer: Trainer, step: StepRecord, loss: float | None, norm: float | None) -> float | None:
         """Judge a step and write its figures; return its loss, None where it counted nothing."""
         judged_norm = norm if trainer.precision != SCALED_PRECISION else None
         refuse_step_not_finite(step.step, loss=loss, gradient_norm=judged_norm, folder=self._folder)

@@ -1,0 +1,219 @@
+"""The command line: literal values, mistakes in one line, Hydra's own flags, parts from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from transformer_xl.commands import cli, folders
+from transformer_xl.errors import UserError
+
+MISTAKES = {
+    ("modl=small",): ["modl is not a setting", "nearest is model"],
+    ("model=txl_tyni",): ["model/txl_tyni", "nearest is txl_tiny"],
+    ("hydra/launcher=joblob", "-m"): ["hydra/launcher/joblob"],
+    ("hydra.sweeper=basic",): ["hydra/sweeper=basic"],
+    ("experiment=recal",): ["experiment/recal", "nearest is recall"],
+    ("seed=2", "model.mem_le=3"): ["model.mem_le is not a setting", "nearest is model.mem_len"],
+    ("max_steps=5",): ["max_steps is not a setting", "nearest is trainer.max_steps"],
+    ("model.n_layer=a(b",): ["model.n_layer=a(b"],
+    ("model.n_layer",): ["model.n_layer is no setting", "model.n_layer=VALUE"],
+    ("=3",): ["=3 is no setting", "key=value"],
+    ("model.d_head=${model.d_hed}",): ["model.d_head", "model.d_hed"],
+    ("model.mem_len=1,2",): ["model.mem_len=1,2 names several values", "-m"],
+    ("+seed=2",): ["already at 'seed'"],
+    ("~sed",): ["'sed' does not exist"],
+    ("model.d_head=7.5", "seed=true"): ["seed is true", "model.d_head is 7.5, and must be a whole number"],
+    ("--config-name=nope",): ["Cannot find primary config 'nope'"],
+    ("-m", "seed=1,2", "model.mem_le=3"): ["model.mem_le is not a setting"],
+    ("-m", "data=text", "data.path=a,b"): ["data.path=[A,B]"],
+    ("hydra.run.dir=",): ["hydra.run.dir is empty"],
+    ("name=",): ["name is empty"],
+    ("resume=nowhere",): ["resume=nowhere"],
+    ("hydra.run.dir=/dev/null/x",): ["/dev/null/x", "Not a directory"],
+    ("-m", "hydra.sweep.dir=/dev/null/x", "seed=1,2"): ["/dev/null/x", "Not a directory"],
+    ("plugins=[nowhere.py]",): ["plugins=nowhere.py names no file"],
+    ("plugins=[no_such_module]",): ["plugins=no_such_module names no module"],
+    ("trainer.max_step=3",): ["trainer.max_step", "nearest is max_steps"],
+    ("trainer.default_root_dir=x",): ["trainer.default_root_dir cannot be set"],
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformer_xl.commands.train import train
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.run("train", train, list(arguments), check=cli.configure) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1, said.err
+    assert said.err.startswith("error: ")
+    for words in MISTAKES[arguments]:
+        assert words in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "line"),
+    [
+        ("stop", 143, "stopped at step 7\n"),
+        ("interrupt", 130, "interrupted\n"),
+        ("user", 2, "error: data.path is 3, and must be a path\n"),
+        ("missing_file", 2, "error: /nowhere/汉 cannot be used: No such file or directory\n"),
+    ],
+)
+def test_what_ends_a_job_has_its_exit_status_and_one_line(project: Any, act: str, status: int, line: str) -> None:
+    done = project.run(f"act={act}", "data.path=/nowhere/汉")
+    assert (done.returncode, done.stderr) == (status, line)
+
+
+def test_a_bug_keeps_its_traceback(project: Any) -> None:
+    done = project.run("act=bug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("RuntimeError: a bug of ours\n")
+
+
+def test_the_job_knows_folder_choices_and_command(project: Any) -> None:
+    seen = project.seen("experiment=both", "seed=3", "hydra.run.dir=mine")
+    assert seen["folder"] == str(project.cwd / "mine")
+    assert seen["choices"] == {"model": "large", "recipe": "large", "data": "recall", "experiment": "both"}
+    assert seen["given"] == ["experiment", "hydra.run.dir", "seed"]
+    assert seen["command"] == seen["argv"]
+    assert seen["command"][1:] == ["experiment=both", "seed=3", "hydra.run.dir=mine"]
+    assert seen["config"]["recipe"] == {"lr": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--help",), "d_model: 16"),
+        (("--cfg", "job", "name=a,b"), "name: a,b"),
+        (("--cfg", "job", "--resolve", "model=large"), "d_model: 64"),
+        (("model=large", "--info", "config"), "d_model: 64"),
+    ],
+)
+def test_hydras_own_flags_work_and_make_no_folder(project: Any, arguments: tuple[str, ...], words: str) -> None:
+    done = project.run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout
+    assert project.left() == []
+
+
+def test_dashes_of_an_agent_are_left_out(project: Any) -> None:
+    assert project.seen("--model.mem_len=64", "--seed=3")["config"]["model"]["mem_len"] == 64
+
+
+def test_choices_of_ones_own_come_from_config_dir(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("defaults: [txl_small, _self_]\nmem_len: 3\n")
+    config = cli.compose("model=mine", config_dir=tmp_path)
+    assert (config.model.mem_len, config.recipe) == (3, cli.compose("model=txl_tiny").recipe)
+    (tmp_path / "model/bad.yaml").write_text("# @package _global_\nplugins: [os]\n")
+    with pytest.raises(UserError, match=r"plugins stands in a YAML file"):
+        cli.compose("model=bad", config_dir=tmp_path)
+
+
+def test_resume_lays_the_command_on_the_runs_own_settings_which_are_plain_yaml(tmp_path: Path) -> None:
+    from transformer_xl.run_config import write_config
+
+    config = cli.compose("model.mem_len=5", "logger=none", "trainer.max_steps=7", "name=${oc.env:HOME}")
+    write_config(config, tmp_path)
+    resumed = cli.compose(f"resume={tmp_path}", "trainer.max_steps=9", "logger=wandb")
+    assert (resumed.model.mem_len, resumed.trainer.max_steps, resumed.name) == (5, 9, "${oc.env:HOME}")
+    assert (resumed.logger.kind, resumed.resume) == ("wandb", str(tmp_path))
+    with pytest.raises(UserError, match=r"trainer.max_stps.*nearest is max_steps"):
+        cli.compose(f"resume={tmp_path}", "trainer.max_stps=9")
+    with pytest.raises(UserError, match=r"seed=1,2 must give one value"):
+        cli.compose(f"resume={tmp_path}", "seed=1,2")
+
+
+ODD_STRINGS = [
+    *("", " ", "  both ends  ", "a,b", "a=b=c", "it's", 'say "yes"', "'\"'\"", "\\", "ends with \\", "\\\\'\\\""),
+    *("[a, b]", "{a: b}", "(a", "choice(1,2)", "null", "123", "1e5", "true", "???", "${seed}", "\\${seed} \\\\${seed}"),
+    *("${oc.env:HOME} and $HOME", "${", "#no comment", "!x ~y %z & | ; < > * ? `", "two\nlines\r\n and a\ttab"),
+    *("汉字、标点。", "e\u0301 \u200d👩\u200d🔬 🙂", "caf\udce9 \udcff", "-m", "--help", "/a b/c,d[1]{2}(3)=4.txt"),
+]
+
+
+@pytest.mark.parametrize("text", ODD_STRINGS, ids=repr)
+def test_literal_values_are_taken_as_they_are(text: str) -> None:
+    config = cli.compose("data=text", f"data.path={text}", f"name={text}")
+    assert (config.name, config.data.path) == (text, os.path.expanduser(text))  # type: ignore[attr-defined]
+
+
+TRICKY = st.lists(st.sampled_from([*"\\'\"${}[]() ,=a\n?汉", "${", "\\${", "\udc80"]), max_size=9).map("".join)
+
+
+def composed(argument: str) -> Any:
+    override = OverridesParser.create().parse_override(argument)
+    config = OmegaConf.create({"value": None})
+    OmegaConf.update(config, "value", override.value())
+    return OmegaConf.to_container(config, resolve=True)["value"]  # type: ignore[index,call-overload]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.one_of(st.text(st.characters(exclude_characters="\0", exclude_categories=())), TRICKY))
+def test_any_text_survives_quoting_and_a_sweep(text: str) -> None:
+    argument = f"value={cli.quote(text)}"
+    assert composed(argument) == text
+    rewritten = OverridesParser.create().parse_override(argument).get_value_element_as_str()
+    assert composed(f"value={rewritten}") == text
+
+
+def test_several_runs_stay_a_list_of_literal_strings(project: Any) -> None:
+    seen = project.seen("run=[a=1, ${seed},null,it's]", "+prompts=[1,2]")
+    assert seen["config"]["run"] == ["a=1", "${seed}", "null", "it's"]
+    assert seen["config"]["prompts"] == [1, 2]
+
+
+def test_a_list_of_literals_makes_a_job_of_each(project: Any) -> None:
+    done = project.run("-m", "data.path=[a=1 '${x}',汉 b]", "prompt=it's", "act=no_objective")
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads(path.read_text())["config"] for path in sorted(project.cwd.rglob("seen.json"))]
+    assert [(config["data"]["path"], config["prompt"]) for config in seen] == [("a=1 '${x}'", "it's"), ("汉 b", "it's")]
+
+
+@pytest.mark.slow
+def test_a_further_process_has_the_same_settings_and_folder(project: Any) -> None:
+    name = "odd \"x\" \\${seed} 'y' =,汉"
+    folder = project.cwd / f"out {name}"
+    done = project.run(f"name={name}", f"hydra.run.dir={cli.quote(str(folder))}", "act=ddp")
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((folder / file).read_text()) for file in ("seen.json", "seen-1.json"))
+    assert first["config"] == second["config"]
+    assert first["folder"] == second["folder"] == str(folder)
+
+
+def test_folders_claimed_in_one_second_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_now", lambda: "2026-01-02_03-04-05")
+    claimed = [Path(folders.run_folder(str(tmp_path), None, "m", "d/e")).name for _ in range(3)]
+    stem = "2026-01-02_03-04-05-m-d_e"
+    assert claimed == [stem, f"{stem}-2", f"{stem}-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("a/b", "a_b"), ("..", "__"), (".x", "_x"), ("${a}", "_{a}"), ("汉" * 50, "汉" * 33), ("a\nb\udc80", "a_b_")],
+)
+def test_slug(name: str, slug: str) -> None:
+    assert folders.slug(name) == slug
+
+
+def test_the_command_line_starts_without_the_heavy_libraries() -> None:
+    program = "import sys, transformer_xl.commands.cli; print({'torch', 'lightning'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

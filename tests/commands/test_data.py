@@ -315,6 +315,16 @@ def test_help_explains_both_commands_without_torch(flag: str) -> None:
     assert done.stdout.splitlines()[-1] == "0 set()"
 
 
+def test_a_corpus_is_inspected_without_lightning() -> None:
+    settings = ["data=text", written("text.txt", SENTENCES), "data.batch_size=2"]
+    code = (
+        "import sys; from transformer_xl.commands.data import run\n"
+        f"run(['inspect', *{settings}]); print({{'lightning'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def test_a_reader_that_has_seen_enough_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["data=text", written("text.txt", SENTENCES), "data.batch_size=2"]
     printed(capsys, "prepare", *settings)

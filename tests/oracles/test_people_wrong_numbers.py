@@ -387,7 +387,6 @@ def test_16_a_packed_corpus_is_read_as_its_name_says_or_refused(name: str) -> No
 # --- 20: a whole other file ---
 
 
-@yet("a whole other file is read as its test split")
 def test_20_a_file_named_for_evaluation_is_read_whole(trained: Path) -> None:
     run = copy_run(trained, Path("run"))
     Path("test.txt").write_text(made_up_text(6000, seed=5))

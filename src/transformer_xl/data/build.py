@@ -394,7 +394,7 @@ class _Build:
         flat, ranges, notes = self._flat(known, work)
         if cut is not None:
             flat, ranges = split_documents(flat, cut, are_documents=are_documents, limit=limit, folder=work)
-        if ranges[0].begin == ranges[0].end:
+        if known is None and ranges[0].begin == ranges[0].end:
             raise UserError(f"{self.sources.setting}, which has no {'text' if flat.is_text else 'tokens'} for training")
         tokenizer, more = self._tokenizer(known, flat, ranges)
         tokenizer.save(self.folder / VOCABULARY)

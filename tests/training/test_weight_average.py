@@ -13,9 +13,9 @@ from torch import Tensor
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
 from transformer_xl import build, build_trainer
+from transformer_xl.commands.cli import compose
 from transformer_xl.data.stream import Batch
 from transformer_xl.inference.evaluate import context_of, evaluate
-from transformer_xl.run_config import resumed_config
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
@@ -63,7 +63,7 @@ def raw_of(outcome: Outcome) -> Weights:
 
 def loss_of_loaded(outcome: Outcome, split: str, *, checkpoint: str = "last", batches: int) -> float:
     """What the loaded model makes of a split's first batches, by the evaluation that knows nothing of a run."""
-    config = resumed_config(outcome.folder, {}, is_branch=False, has_begun=True, choices={})
+    config = compose(f"resume={outcome.folder}")
     data = build.open_data(config, vocabulary=None, extend=False, announce=lambda _: None)
     source = data.lanes(split, batch_size=4, segment_len=5, evaluation=True)  # type: ignore[arg-type]
     model = txl.load_model(outcome.folder / "checkpoints" / f"{checkpoint}.ckpt")

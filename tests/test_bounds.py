@@ -23,7 +23,7 @@ BOUNDS = {
     "files of the core": 57,  # to be 30
     "lines of the core": 7_100,  # to be 4,500
     "lines of the largest source file": 590,  # to be 450
-    "lines of conf": 1_518,  # to be 900
+    "lines of conf": 900,
     "test lines": 34_000,  # to be 1.5 times the source
     "lines of README": 436,  # to be 200
 }

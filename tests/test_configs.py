@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,13 +108,17 @@ def test_every_setting_is_explained_on_its_line(path: Path) -> None:
         assert path.read_text().startswith("# @package _global_\n# ")
         return
     settings = [line for line in own.splitlines() if re.match(r"\s*[a-z_0-9]+: \S", line)]
-    assert settings or re.search(r"\ndefaults:\n(  - [\w: ]+\n)+$", own)
-    bare = [line for line in settings if " # " not in line and "kind: " not in line]
-    begins_from = re.search(r"\ndefaults:\n  - (\w+)\n", own)
-    explained = (path.parent / f"{begins_from[1]}.yaml").read_text() if begins_from else ""
-    if "\n  - txl" in explained:
-        explained += (path.parent / "txl_tiny.yaml").read_text()
+    bare = [line for line in settings if " # " not in line and not line.startswith(("kind: ", "defaults: "))]
+    explained = "".join(base.read_text() for base in bases(path))
     assert [line for line in bare if f"\n{line.partition(':')[0]}: " not in explained] == []
+
+
+def bases(path: Path) -> Iterator[Path]:
+    """The files that a choice begins from."""
+    for name in re.findall(r"\ndefaults: \[(\w+)", path.read_text()):
+        if name != "_self_":
+            yield (base := path.parent / f"{name}.yaml")
+            yield from bases(base)
 
 
 def test_no_number_has_two_homes() -> None:

@@ -210,9 +210,7 @@ def _about_unknown(corpus: Corpus, figures: Mapping[str, SplitFigures]) -> Itera
 def _about_cutoffs(corpus: Corpus, config: Config, counts: NDArray[np.int64]) -> Iterator[str]:
     if not config.model.cutoffs:
         return
-    from transformer_xl.model.embedding import kept_cutoffs  # imports torch
-
-    cutoffs = kept_cutoffs(config.model, vocab_size=corpus.vocabulary.size)
+    cutoffs = [cutoff for cutoff in config.model.cutoffs if cutoff < corpus.vocabulary.size]
     if not cutoffs:
         return
     setting = f"model.cutoffs is {cutoffs}, which needs ids sorted by frequency"

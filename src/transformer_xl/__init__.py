@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_xl.commands.cli import compose
-    from transformer_xl.inference.generation import generate
+    from transformer_xl.inference.generate import generate
     from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
     from transformer_xl.model.streaming import stream
@@ -17,7 +17,7 @@ __all__ = ["compose", "generate", "load_model", "register", "save_model", "strea
 
 _HOMES = {
     "compose": "transformer_xl.commands.cli",
-    "generate": "transformer_xl.inference.generation",
+    "generate": "transformer_xl.inference.generate",
     "load_model": "transformer_xl.interop.load",
     "register": "transformer_xl.registry",
     "save_model": "transformer_xl.interop.native",

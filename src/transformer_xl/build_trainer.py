@@ -18,8 +18,8 @@ from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.errors import UserError
-from transformer_xl.inference.continuation import sample_tokens
-from transformer_xl.inference.drawing_rule import DrawingRule
+from transformer_xl.inference.generate import sample_text
+from transformer_xl.inference_config import SamplingParams
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.plan import Plan
 from transformer_xl.settings import plain
@@ -161,15 +161,16 @@ def make_sampler(config: Config, data: Dataset) -> Callable[[LanguageModel], str
     prompt = start.tokens_BT[0].tolist()
 
     def sample(model: LanguageModel) -> str:
-        drawn = sample_tokens(
+        chosen = config.callbacks.sample
+        return sample_text(
             model,
+            data.vocabulary,
             prompt,
-            n_tokens=config.callbacks.sample.n_tokens,
+            n_tokens=chosen.n_tokens,
             segment_len=config.eval.segment_len,
-            drawing=DrawingRule(temperature=config.callbacks.sample.temperature, top_k=config.callbacks.sample.top_k),
+            params=SamplingParams(temperature=chosen.temperature, top_k=chosen.top_k),
             seed=config.seed,
         )
-        return data.vocabulary.decode([*prompt, *drawn])
 
     return sample
 

@@ -85,15 +85,32 @@ class ScoreConfig(ModelChoice):
     memory: ContextConfig
 
 
-class SamplingConfig(Settings):
-    """How tokens are drawn, and when a text ends."""
+class SamplingParams(Settings):
+    """What is done to log-probabilities before a token is sampled, in this order.
+
+    Attributes:
+        repetition_penalty: multiplies the log-probabilities of all tokens that the text holds already, prompt and
+            sampled ones; 1: off. Keskar et al., 2019 (CTRL, section 4.1) divide scores by it, which above 1 would
+            favour what is negative, as log-probabilities are: as everywhere since, such are multiplied.
+        temperature: divides log-probabilities; 0, or too small for float32: the likeliest token is taken.
+        top_k: only so many of the likeliest tokens are left; None: all.
+        top_p: of these only the likeliest are left, as few as have at least this probability together, once those of
+            all that are left add up to 1; None: all. The nucleus of Holtzman et al., 2019 (section 3.1).
+        min_p: of these only tokens are left that are at least so likely, as a share of the likeliest; None: all. Nguyen
+            et al., 2024 (min-p sampling, section 4).
+    """
+
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    temperature: Amount
+    top_k: Count | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class SamplingConfig(SamplingParams):
+    """How tokens are sampled, and when a text ends."""
 
     n_tokens: Count
-    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)]
-    temperature: Amount
-    top_k: Count | None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None
     samples: Count
     batch_size: Count
     stop: list[str] | str
@@ -114,3 +131,28 @@ class GenerateConfig(ModelChoice):
     format: Literal["text", "tokens", "jsonl"]
     sampling: SamplingConfig
     memory: ContextConfig
+
+    def rules(self) -> Iterator[str]:
+        stop = self.sampling.stop
+        if "" in ([stop] if isinstance(stop, str) else stop):
+            yield f"sampling.stop is {stop!r}, and must hold texts of at least 1 character"
+        elif stop and self.format == "tokens":
+            yield f"sampling.stop is {stop!r} with format=tokens, and needs format=text or jsonl"
+        if self.prompt is not None and self.prompt_file is not None:
+            yield "prompt and prompt_file are both given, and only one of them can be"
+        if self.prompt_file == "":
+            yield "prompt_file is empty, and must name a file, or be - for standard input"
+        if self.prompt_file is None and self.prompt_unit != "file":
+            yield f"prompt_unit is {self.prompt_unit} without prompt_file, and needs one"
+        if self.interactive:
+            yield from self._rules_of_chat()
+
+    def _rules_of_chat(self) -> Iterator[str]:
+        if self.sampling.samples != 1:
+            yield f"sampling.samples is {self.sampling.samples} with interactive=true, and must be 1"
+        if self.prompt_unit != "file":
+            yield f"prompt_unit is {self.prompt_unit} with interactive=true, and must be file"
+        if self.format == "jsonl":
+            yield "format is jsonl with interactive=true, and must be text or tokens"
+        if self.prompt_file == "-":
+            yield "prompt_file is - with interactive=true, which asks for lines there: name a file"

@@ -20,9 +20,9 @@ import transformer_xl as txl
 from tests.conftest import REPOSITORY
 from tests.model.kinds import model_of
 from tests.model.tiny import V
-from transformer_xl.commands import cli, closed_pipe
+from transformer_xl.commands import cli
+from transformer_xl.commands import generate as generate_command
 from transformer_xl.commands.generate import generate
-from transformer_xl.commands.generating import conversation
 from transformer_xl.data.characters import CharTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
@@ -94,12 +94,13 @@ def test_a_prompt_is_continued_as_python_continues_it(letters: Path, capfd: pyte
     status = cli.run("generate", generate, [f"run={letters}", "prompt=Z"])
     out, err = capfd.readouterr()
     assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith("error: prompt: the text holds 'Z'")
+    assert err.startswith("error: prompt holds 'Z'")
+    assert "leave it out" in err
 
 
 def test_it_prints_each_piece_at_once(letters: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
-    monkeypatch.setattr(closed_pipe, "say", pieces.append)
+    monkeypatch.setattr(generate_command, "say", pieces.append)
     run(letters, prompt="a", sampling__end_at_document=False)
     assert len([piece for piece in pieces if piece]) >= 12
 
@@ -198,9 +199,9 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
     binary = tmp_path / "binary"
     binary.write_bytes(b"a\xff")
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (letters, {"prompt": "12 32", "format": "tokens"}, "the id 32 is none of the model's, which are 0 to 31"),
+        (letters, {"prompt": "12 32", "format": "tokens"}, "the text holds '32', and symbols are the numbers 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
-        (letters, {"prompt_file": str(binary)}, "binary: the text has the byte 0xff, which is not UTF-8"),
+        (letters, {"prompt_file": str(binary)}, "binary has the byte 0xff, which is not UTF-8 there"),
         (symbols, {}, "^prompt is null or empty, and the symbol vocabulary .*give a prompt"),
         (symbols, {"prompt": "1", "memory__clamp_len": 3}, "clamp_len is 3"),
         (nameless, {"prompt": "a"}, "no vocabulary"),
@@ -233,8 +234,8 @@ def test_turns_are_remembered(letters: Path, run: Run, typed: Any) -> None:
 def test_a_line_that_cannot_be_said_is_refused_and_the_talk_goes_on(letters: Path, run: Run, typed: Any) -> None:
     typed(b"Zz\n/slash\nonce\n")
     out, err = run(letters, interactive=True)
-    assert "error: the line: the text holds 'Z'" in err
-    assert "error: the line: the text holds '/'" in err
+    assert "error: the line holds 'Z'" in err
+    assert "error: the line holds '/'" in err
     typed(b"once\n")
     assert out == run(letters, interactive=True)[0]
 
@@ -249,7 +250,7 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
         if len(said) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(conversation, "say", interrupt)
+    monkeypatch.setattr(generate_command, "say", interrupt)
     typed(b"once\nmore\n")
     _, err = run(letters, interactive=True, sampling__n_tokens=20, sampling__end_at_document=False)
     assert err.count("(stopped)") == 1

@@ -1,1 +1,0 @@
-"""What `generate.py` is made of: settings, prompts, batches of texts, conversations."""

@@ -1,0 +1,479 @@
+"""`txl.generate` and what it is made of: samples, texts made together against each alone, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import transformer_xl as txl
+from tests.conftest import REPOSITORY
+from tests.model.kinds import INVARIANT, KINDS, OF_PLACES, model_of
+from tests.model.tiny import V, random_tokens
+from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
+from transformer_xl.data.tokenizer import Tokenizer
+from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
+from transformer_xl.errors import UserError
+from transformer_xl.inference.generate import Continuation, Lanes, first_tokens, generate, sample_text
+from transformer_xl.inference.sampling import Sampler, filtered, seed_of_sample
+from transformer_xl.inference_config import SamplingParams
+from transformer_xl.model.base import LanguageModel
+
+SEGMENT_LEN = 5
+PROMPT = [3, 1, 4, 1, 5, 9, 2]
+SAMPLED = 8
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
+
+
+def continued(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    params: SamplingParams = GREEDY,
+    n_tokens: int = SAMPLED,
+    **lengths: Any,
+) -> list[list[int]]:
+    context = model.own_context(segment_len=SEGMENT_LEN).resolved(**lengths)
+    lanes = Lanes(model, context, params, seeds=[7] * len(prompts))
+    lanes.append(prompts)
+    texts: list[list[int]] = [[] for _ in prompts]
+    for _ in range(n_tokens):
+        tokens = lanes.sample()
+        lanes.append([[token] for token in tokens])
+        for text, token in zip(texts, tokens, strict=True):
+            text.append(token)
+    return texts
+
+
+LETTERS = CharTokenizer([*"\nabcdefghijklmnopqrstuvwxyz .,", "<eod>", "<unk>"])
+assert LETTERS.size == V
+
+
+def writer_of_letters(**changes: Any) -> Any:
+    model = model_of("transformer_xl", **changes)
+    model.vocabulary = LETTERS
+    return model
+
+
+@torch.no_grad()
+def likeliest(model: LanguageModel, tokens: list[int]) -> int:
+    """Read everything at once with the memory of nothing, or what the model can see of it."""
+    if model.mem_len == 0:
+        tokens = tokens[-SEGMENT_LEN:]
+    memory = model.empty_memory(1)
+    if not model.relative:
+        while len(tokens) > SEGMENT_LEN:
+            memory = model(torch.tensor([tokens[:SEGMENT_LEN]]), memory).memory
+            tokens = tokens[SEGMENT_LEN:]
+    return int(model.log_probs(torch.tensor([tokens]), memory).log_probs_BTV[0, -1].argmax())
+
+
+@pytest.mark.parametrize(("kind", "mem_len"), [*((kind, 20) for kind in KINDS), ("transformer_xl", 0), ("lstm", 0)])
+def test_greedy_tokens_are_those_of_reading_all_again_wherever_the_prompt_ends(kind: str, mem_len: int) -> None:
+    model = model_of(kind, mem_len=mem_len)
+    tokens = list(PROMPT)
+    for _ in range(SAMPLED):
+        tokens.append(likeliest(model, tokens))
+    for end in range(len(PROMPT), len(tokens)):
+        assert continued(model, [tokens[:end]], n_tokens=len(tokens) - end) == [tokens[end:]]
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+def test_with_a_memory_shorter_than_the_text_they_are_those_of_a_session_that_reads_the_same_pieces(
+    same_length: bool,
+) -> None:
+    model, prompt = model_of("transformer_xl", mem_len=30), random_tokens(12).tolist()
+    session = txl.stream(model, batch_size=1, mem_len=3, same_length=same_length)
+    expected = []
+    piece = [prompt[:2], prompt[2:7], prompt[7:]]
+    log_probs = [session.log_probs(torch.tensor([tokens])) for tokens in piece][-1]
+    for _ in range(SAMPLED):
+        expected.append(int(log_probs[0, -1].argmax()))
+        log_probs = session.log_probs(torch.tensor([expected[-1:]]))
+    assert continued(model, [prompt], mem_len=3, same_length=same_length) == [expected]
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind: str, same_length: bool) -> None:
+    """And it is the token that reading all of it gives."""
+    model = model_of(kind, mem_len=7)
+    if same_length and not model.longer_memory:
+        pytest.skip("a state sees all")
+    prompt = random_tokens(203).tolist()
+    reader = model.with_context(clamp_len=model.clamp_len, same_length=same_length)
+    memory, starts = reader.empty_memory(1), range(0, 203, SEGMENT_LEN)
+    if model.relative:  # whose pieces end where the prompt does
+        starts = range(-2, 203, SEGMENT_LEN)
+    with torch.no_grad():
+        for start in starts:
+            piece = torch.tensor([prompt[max(start, 0) : start + SEGMENT_LEN]])
+            log_probs, memory = reader.log_probs(piece, memory)
+    expected = int(log_probs[0, -1].argmax())
+    read: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
+    assert continued(model, [prompt], n_tokens=1, same_length=same_length) == [[expected]]
+    if model.longer_memory:
+        assert sum(read) <= (1 + 2 * 2) * SEGMENT_LEN  # two layers that look back over two segments each
+    else:
+        assert read == [203]
+
+
+@pytest.mark.parametrize("kind", INVARIANT)
+def test_a_model_of_distances_reads_each_token_once(kind: str) -> None:
+    model = model_of(kind)
+    read: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
+    continued(model, [PROMPT], n_tokens=3)
+    assert read == ([2, 5, 1, 1] if model.longer_memory else [7, 1, 1])
+
+
+@pytest.mark.parametrize("kind", OF_PLACES)
+def test_a_model_of_places_reads_no_more_than_a_segment_for_a_token(kind: str) -> None:
+    model = model_of(kind)
+    read: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
+    continued(model, [PROMPT], n_tokens=5)
+    assert read == [5, 2, 3, 4, 5, 5, 1]
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("kind", INVARIANT)
+def test_texts_of_unequal_length_go_on_together_as_each_does_alone(kind: str, params: SamplingParams) -> None:
+    model = model_of(kind)
+    prompts = [random_tokens(length, seed=length).tolist() for length in (13, 1, 6, 20)]
+    for mem_len in (3, 40):
+        alone = [continued(model, [prompt], params=params, mem_len=mem_len)[0] for prompt in prompts]
+        assert continued(model, prompts, params=params, mem_len=mem_len) == alone
+        assert continued(model, prompts[::-1], params=params, mem_len=mem_len) == alone[::-1]
+    assert len(set(map(tuple, alone))) > 1
+
+
+@pytest.mark.parametrize("kind", OF_PLACES)
+def test_texts_of_equal_length_go_on_together_as_each_does_alone(kind: str) -> None:
+    model = model_of(kind)
+    prompts = [random_tokens(12, seed=seed).tolist() for seed in (1, 2, 3)]
+    alone = [continued(model, [prompt], params=WARM)[0] for prompt in prompts]
+    assert continued(model, prompts, params=WARM) == alone
+
+
+def test_each_number_has_a_seed_of_its_own_and_the_first_the_given_one() -> None:
+    seeds = [seed_of_sample(5, number) for number in range(100)]
+    assert seeds[0] == 5
+    assert len(set(seeds) | {seed_of_sample(6, number) for number in range(100)}) == 200
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_a_seed_samples_what_it_has_always_sampled(top_k: int | None) -> None:
+    """Training's samples, as they were before there were other rules."""
+    log_probs, rule = torch.randn(40, V, generator=torch.Generator().manual_seed(3)).log_softmax(dim=-1), 0.8
+    generator, expected = torch.Generator().manual_seed(11), []
+    for row in log_probs:
+        kept, tokens = row.topk(top_k or V)
+        choice = torch.multinomial(((kept - kept.max()) / rule).softmax(dim=-1), 1, generator=generator)
+        expected.append(int(tokens[choice]))
+    sampler = Sampler(SamplingParams(temperature=rule, top_k=top_k), seed=11, vocab_size=V)
+    assert [sampler.sample(row) for row in log_probs] == expected
+
+
+def plain_probabilities(log_probs: list[float], params: SamplingParams) -> dict[int, float]:
+    """Follow the definitions word by word."""
+    scores = torch.tensor(log_probs, dtype=torch.float64) / params.temperature
+    order = sorted(range(len(log_probs)), key=lambda token: -log_probs[token])
+    left = order[: params.top_k or len(order)]
+
+    def share() -> dict[int, float]:
+        return dict(zip(left, scores[left].softmax(0).tolist(), strict=True))
+
+    if params.top_p is not None:
+        together, nucleus = 0.0, []
+        for token, probability in share().items():
+            nucleus.append(token)
+            together += probability
+            if together >= params.top_p:
+                break
+        left = nucleus
+    if params.min_p is not None:
+        shares = share()
+        left = [token for token in left if shares[token] >= params.min_p * max(shares.values())]
+    return share()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.5, top_k=6),
+        SamplingParams(temperature=1.0, top_p=0.5),
+        SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(temperature=1.0, top_p=1.0),
+        SamplingParams(temperature=1.3, min_p=0.2),
+        SamplingParams(temperature=1.0, min_p=1.0),
+        SamplingParams(temperature=2.0, top_k=20, top_p=0.8, min_p=0.3),
+    ],
+    ids=str,
+)
+def test_filters_leave_what_their_definitions_leave(params: SamplingParams) -> None:
+    log_probs = (2 * random_tokens(V, seed=4).double().sin()).log_softmax(dim=-1)
+    log_probs += 1e-3 * torch.arange(V)  # no two alike
+    tokens, weights = filtered(log_probs, params)
+    expected = plain_probabilities(log_probs.tolist(), params)
+    left = {int(token): float(weight) for token, weight in zip(tokens, weights, strict=True) if weight > 0}
+    assert left.keys() == expected.keys()
+    total = sum(left.values())
+    for token, probability in expected.items():
+        assert left[token] / total == pytest.approx(probability, rel=1e-9)
+
+
+def test_the_penalty_multiplies_log_probabilities_of_what_the_text_holds() -> None:
+    log_probs = torch.tensor([0.5, 0.3, 0.2]).log()
+    sampler = Sampler(SamplingParams(temperature=0.0, repetition_penalty=2.0), seed=1, vocab_size=3)
+    assert sampler.sample(log_probs) == 0
+    sampler.append([0])  # 0.5 becomes 0.25
+    assert sampler.sample(log_probs) == 1
+    sampler.append([1])  # 0.3 becomes 0.09, 0.2 stays
+    assert sampler.sample(log_probs) == 0
+    sampler.append([2])
+    assert sampler.sample(log_probs) == 0
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-46, 1e-39, 1e-37])
+def test_at_a_temperature_too_small_for_float32_the_likeliest_token_is_taken(temperature: float) -> None:
+    log_probs = torch.randn(V, generator=torch.Generator().manual_seed(3)).log_softmax(dim=-1)
+    sampler = Sampler(SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1), seed=1, vocab_size=V)
+    assert {sampler.sample(log_probs) for _ in range(5)} == {int(log_probs.argmax())}
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 1e6])
+def test_the_strongest_penalties_leave_something_to_sample_where_the_text_holds_all(penalty: float) -> None:
+    sampler = Sampler(SamplingParams(temperature=0.8, repetition_penalty=penalty), seed=1, vocab_size=V)
+    sampler.append(range(V))
+    token = sampler.sample((100 * torch.randn(V, generator=torch.Generator().manual_seed(3))).log_softmax(dim=-1))
+    assert 0 <= token < V
+
+
+def test_predictions_that_are_no_numbers_are_named() -> None:
+    model = model_of("transformer_xl")
+    with torch.no_grad():
+        model.embedding.weights[0].fill_(torch.nan)
+    with pytest.raises(UserError, match="predicts NaN"):
+        continued(model, [PROMPT], n_tokens=1)
+
+
+def up_to_a_stop(text: str, stops: list[str]) -> str:
+    """Look at longer and longer beginnings of the text."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+BYTES = ByteTokenizer(end_of_document=True)
+
+
+def grown(
+    tokenizer: Tokenizer, ids: Sequence[int], *, stops: list[str], n_tokens: int = 99
+) -> tuple[str, Continuation]:
+    end = tokenizer.end_of_document
+    continuation = Continuation(tokenizer, after=[], n_tokens=n_tokens, stops=stops, end=end)
+    text = ""
+    for number in ids:
+        text += continuation.append(number)
+        if continuation.ended is not None:
+            break
+    return text, continuation
+
+
+@given(
+    text=st.text("ab\u4e16", min_size=1, max_size=30),
+    stops=st.lists(st.text("ab\u4e16", min_size=1, max_size=4), max_size=3),
+)
+def test_nothing_of_a_stop_string_nor_after_it_passes(text: str, stops: list[str]) -> None:
+    ids = [*text.encode()]
+    found, continuation = grown(BYTES, ids, stops=stops, n_tokens=len(ids))
+    assert found == up_to_a_stop(text, stops)
+    assert continuation.ended == ("stop" if any(stop in text for stop in stops) else "n_tokens")
+
+
+def test_only_what_could_begin_a_stop_string_waits() -> None:
+    continuation = Continuation(BYTES, after=[], n_tokens=99, stops=["<end>", "\n\n"])
+    assert [continuation.append(number) for number in b"e\nt<en<"] == ["e", "", "\nt", "", "", "", "<en"]
+
+
+def test_a_text_ends_by_length_stop_or_document_and_gives_all_that_waits() -> None:
+    half = list("ab\u4e16".encode())[:-1]
+    text, found = grown(BYTES, half, stops=["bc"], n_tokens=4)
+    assert (text, found.ended, found.tokens) == ("ab\ufffd", "n_tokens", half)
+    text, found = grown(BYTES, [*b"ab", 256, *b"c"], stops=["bc"])
+    assert (text, found.ended, found.tokens) == ("ab", "document", [*b"ab"])
+    text, found = grown(BYTES, [*b"abcd"], stops=["bc"])
+    assert (text, found.ended, found.tokens) == ("a", "stop", [*b"abc"])
+    text, found = grown(BYTES, [*b"abc"], stops=["bc"], n_tokens=3)
+    assert (text, found.ended) == ("a", "stop")
+    words = WordTokenizer(["<eos>", "<unk>", "the", "end"])
+    text, found = grown(words, [2, 2, 3, 2], stops=["the end"])
+    assert (text, found.ended) == ("the ", "stop")
+
+
+def test_a_sample_marks_the_end_of_its_prompt_and_follows_its_seed() -> None:
+    model, before = writer_of_letters(), torch.get_rng_state()
+    texts = [
+        sample_text(
+            model,
+            LETTERS,
+            PROMPT,
+            n_tokens=9,
+            segment_len=SEGMENT_LEN,
+            params=SamplingParams(temperature=1.0),
+            seed=seed,
+        )
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    prompt, mark, _ = texts[0].partition("[end of prompt]")
+    assert (prompt, bool(mark)) == (LETTERS.decode(PROMPT), True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_text_is_continued_with_text_and_ids_with_the_same_ids() -> None:
+    model = writer_of_letters()
+    text = "".join(generate(model, "once upon", n_tokens=20, temperature=1.0, seed=3, end_at_document=False))
+    ids = list(
+        generate(model, LETTERS.encode("once upon"), n_tokens=20, temperature=1.0, seed=3, end_at_document=False)
+    )
+    assert len(ids) == 20
+    assert text == LETTERS.decode(ids)
+    for same in (torch.tensor([1, 2]), torch.tensor([[1, 2]]), np.array([1, 2]), (1, 2)):
+        assert list(generate(model, same, n_tokens=np.int64(3))) == list(generate(model, [1, 2], n_tokens=3))
+    assert txl.generate is generate
+
+
+def test_it_is_made_as_it_is_asked_for() -> None:
+    model = writer_of_letters()
+    read: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
+    pieces = generate(model, "once", n_tokens=1_000_000)
+    assert read == []
+    next(pieces)
+    next(pieces)
+    assert len(read) <= 3
+
+
+def test_the_end_of_a_document_ends_the_text_unless_told_otherwise() -> None:
+    model = writer_of_letters()
+    settings: dict[str, Any] = {"n_tokens": 100, "temperature": 4.0, "seed": 1}
+    whole = list(generate(model, [1], **settings, end_at_document=False))
+    assert LETTERS.end_of_document in whole[1:]
+    assert list(generate(model, [1], **settings)) == whole[: whole.index(LETTERS.end_of_document)]
+    text = "".join(generate(model, LETTERS.decode([1]), **settings, end_at_document=False))
+    assert text == LETTERS.decode(whole)
+    assert "".join(generate(model, LETTERS.decode([1]), **settings)) == text.partition("<eod>")[0]
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    model = writer_of_letters()
+    whole = "".join(generate(model, "a", n_tokens=80, temperature=2.0, end_at_document=False))
+    stop = whole[50:53]
+    settings: dict[str, Any] = {"n_tokens": 80, "temperature": 2.0, "end_at_document": False}
+    pieces = list(generate(model, "a", **settings, stop=stop))
+    assert "".join(pieces) == whole.partition(stop)[0]
+    assert "" not in pieces
+    assert "".join(generate(model, "a", **settings, stop=["never there", stop])) == whole.partition(stop)[0]
+
+
+VOCABULARIES: list[tuple[Tokenizer, list[int]]] = [
+    (ByteTokenizer(), [10]),
+    (ByteTokenizer(end_of_document=True), [256]),
+    (CharTokenizer(["a", "\n"]), [1]),
+    (CharTokenizer(["a", " "]), [1]),
+    (WordTokenizer(["<eos>", "<unk>", "a"]), [0]),
+    (SentenceTokenizer(["a", "<S>", "<UNK>"]), [1]),
+    (SymbolTokenizer(4, end_of_document=True), [3]),
+]
+
+
+@pytest.mark.parametrize(("vocabulary", "expected"), VOCABULARIES, ids=lambda value: getattr(value, "kind", ""))
+def test_a_text_without_a_prompt_begins_after_a_document_or_line(vocabulary: Tokenizer, expected: list[int]) -> None:
+    assert first_tokens(vocabulary) == expected
+
+
+def test_without_anything_to_begin_after_a_prompt_is_asked_for() -> None:
+    for vocabulary in (CharTokenizer(["a", "<unk>"]), SymbolTokenizer(4)):
+        with pytest.raises(UserError, match="give a prompt"):
+            first_tokens(vocabulary)
+    model = writer_of_letters()
+    begun = "".join(generate(model, n_tokens=5, seed=2))
+    assert begun == "".join(generate(model, "", n_tokens=5, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"min_p": -1.0}, "min_p is -1.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"n_tokens": 0}, "n_tokens is 0"),
+        ({"segment_len": 0}, "segment_len is 0"),
+        ({"mem_len": -1}, "mem_len is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop": [""]}, "stop"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty is 1e.39"),
+        ({"mem_len": 2**31}, "mem_len is 2147483648"),
+        ({"n_tokens": 2.5}, "^n_tokens is 2.5, and must be a whole number$"),
+        ({"seed": 1.5, "top_k": "x"}, "top_k is 'x', .*; seed is 1.5, and must be a whole number$"),
+        ({"top_k": 2.5}, "^top_k is 2.5, and must be a whole number or null$"),
+        ({"temperature": "hot"}, "^temperature is 'hot', and must be a number$"),
+        ({"same_length": 1}, "^same_length is 1, and must be true or false or null$"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_at_once(settings: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        generate(writer_of_letters(), "a", **settings)
+
+
+def test_prompts_that_the_model_cannot_read_are_refused_at_once() -> None:
+    model = writer_of_letters()
+    with pytest.raises(UserError, match=r"U\+00E9"):
+        generate(writer_without_unknown(), "caf\u00e9")
+    with pytest.raises(UserError, match="the id 32 is none of the model's, which are 0 to 31"):
+        generate(model, [1, 32])
+    with pytest.raises(UserError, match="no id"):
+        generate(model, [])
+    for prompt in ([1.7, 2], torch.tensor([1.0]), 5, ["a"]):
+        with pytest.raises(UserError, match=r"^prompt is .*, and must be a text, or ids, which are whole numbers$"):
+            generate(model, prompt)
+    with pytest.raises(UserError, match=r"^prompt has the shape \(2, 3\)"):
+        generate(model, torch.ones(2, 3))
+    with pytest.raises(UserError, match="a prompt of ids"):
+        generate(model, [1], stop="a")
+    with pytest.raises(ValueError, match="eval"):
+        generate(model_of("transformer_xl").train(), [1])
+    model.vocabulary = None
+    with pytest.raises(UserError, match="no vocabulary"):
+        generate(model, "a")
+
+
+def writer_without_unknown() -> Any:
+    model = model_of("transformer_xl")
+    model.vocabulary = CharTokenizer([*"abcdefghijklmnopqrstuvwxyz .,\n;:"])
+    return model
+
+
+def test_what_python_takes_by_default_is_what_the_command_does() -> None:
+    sampling = yaml.safe_load((REPOSITORY / "conf" / "generate.yaml").read_text())["sampling"]
+    defaults = {name: default for name, default in (generate.__kwdefaults__ or {}).items() if name in sampling}
+    own = {"stop": (), "segment_len": 128}
+    assert defaults == {name: sampling[name] for name in defaults if name not in own} | own

@@ -89,7 +89,7 @@ def test_a_prompt_is_continued_as_python_continues_it(letters: Path, capfd: pyte
     out, err = capfd.readouterr()
     expected = "".join(txl.generate(txl.load_model(letters), prompt, n_tokens=12, temperature=1.2))
     assert (status, out) == (0, expected.removesuffix("\n") + "\n")
-    assert "letters: transformer_xl" in err
+    assert "letters: a transformer" in err
     assert "tokens" in err.splitlines()[-1]
     status = cli.run("generate", generate, [f"run={letters}", "prompt=Z"])
     out, err = capfd.readouterr()

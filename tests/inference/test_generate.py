@@ -105,7 +105,7 @@ def test_with_a_memory_shorter_than_the_text_they_are_those_of_a_session_that_re
 def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind: str, same_length: bool) -> None:
     """And it is the token that reading all of it gives."""
     model = model_of(kind, mem_len=7)
-    if same_length and not model.longer_memory:
+    if same_length and not model.attends:
         pytest.skip("a state sees all")
     prompt = random_tokens(203).tolist()
     reader = model.with_context(clamp_len=model.clamp_len, same_length=same_length)
@@ -120,7 +120,7 @@ def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind
     read: list[int] = []
     model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
     assert continued(model, [prompt], n_tokens=1, same_length=same_length) == [[expected]]
-    if model.longer_memory:
+    if model.attends:
         assert sum(read) <= (1 + 2 * 2) * SEGMENT_LEN  # two layers that look back over two segments each
     else:
         assert read == [203]
@@ -132,7 +132,7 @@ def test_a_model_of_distances_reads_each_token_once(kind: str) -> None:
     read: list[int] = []
     model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
     continued(model, [PROMPT], n_tokens=3)
-    assert read == ([2, 5, 1, 1] if model.longer_memory else [7, 1, 1])
+    assert read == ([2, 5, 1, 1] if model.attends else [7, 1, 1])
 
 
 @pytest.mark.parametrize("kind", OF_PLACES)

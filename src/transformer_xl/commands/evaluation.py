@@ -176,7 +176,7 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
     columns: dict[str, list[str]] = {"reading": labels}
     if not one_model:
         with_labels = len(set(labels)) > 1
-        kinds = [row.loaded.model.config.kind + (f", {row.reading.label()}" if with_labels else "") for row in rows]
+        kinds = [row.loaded.model.config.label + (f", {row.reading.label()}" if with_labels else "") for row in rows]
         columns = {"model": [f"{row.model.name}\n{kind}" for row, kind in zip(rows, kinds, strict=True)]}
         columns["params"] = [_short(sum(weights.numel() for weights in row.loaded.model.parameters())) for row in rows]
     columns["loss"] = [_figure(row.score.loss) for row in rows]

@@ -49,7 +49,7 @@ class LoadedModel(NamedTuple):
         """The network, its size, precision and device, in words."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         device = next(self.model.parameters()).device
-        return f"{self.model.config.kind}, {parameters:,} parameters, {self.precision} on {device}"
+        return f"{self.model.config.label}, {parameters:,} parameters, {self.precision} on {device}"
 
 
 @dataclass(frozen=True, kw_only=True)

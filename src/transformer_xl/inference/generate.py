@@ -148,7 +148,7 @@ def pieces_in_reach(model: LanguageModel, context: Context) -> int | None:
     Each layer looks back over the memory from the beginning of a piece, and what it finds there was made by the layer
     below in the same way.
     """
-    if not model.longer_memory:
+    if not model.attends:
         return None
     layers: int = model.config.n_layer
     return 1 + layers * -(-(context.mem_len or 0) // context.segment_len)

@@ -27,8 +27,7 @@ LAYERS = [
     {"model", "data"},
     {"training", "inference", "interop"},
     {
-        *("build", "build_trainer", "plan", "devices", "launchers", "run_config", "init_from"),
-        *("resume_rules", "resuming", "freed_memory"),
+        *("build", "devices", "processes", "run", "run_folder", "init_from"),
     },
     {"commands"},
 ]
@@ -129,7 +128,7 @@ def test_importing_the_model_loads_no_framework() -> None:
 def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
     from transformer_xl import registry
-    from transformer_xl.commands import cli
+    from transformer_xl.commands import cli, train
     from transformer_xl.inference import generation
     from transformer_xl.interop import load, native
     from transformer_xl.model import streaming
@@ -141,6 +140,7 @@ def test_what_the_package_offers_is_found_and_nothing_else() -> None:
         "register": registry.register,
         "save_model": native.save_model,
         "stream": streaming.stream,
+        "train": train.train,
     }
     with pytest.raises(AttributeError, match="generat"):
         _ = transformer_xl.generat

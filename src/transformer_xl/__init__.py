@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_xl.commands.cli import compose
+    from transformer_xl.commands.train import train
     from transformer_xl.inference.generate import generate
     from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
     from transformer_xl.model.streaming import stream
     from transformer_xl.registry import register
 
-__all__ = ["compose", "generate", "load_model", "register", "save_model", "stream"]
+__all__ = ["compose", "generate", "load_model", "register", "save_model", "stream", "train"]
 
 _HOMES = {
     "compose": "transformer_xl.commands.cli",
@@ -22,6 +23,7 @@ _HOMES = {
     "register": "transformer_xl.registry",
     "save_model": "transformer_xl.interop.native",
     "stream": "transformer_xl.model.streaming",
+    "train": "transformer_xl.commands.train",
 }
 
 

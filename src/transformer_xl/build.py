@@ -1,33 +1,215 @@
-"""From configuration to data, model, module and trainer; every derived value is computed here and nowhere else."""
+"""From configuration to run length, corpus, model, module, data module, callbacks and trainer, in this order.
+
+Every value that follows from configuration and corpus together is computed here and nowhere else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from rich.console import Console
 
-from transformer_xl import init_from
-from transformer_xl.config import Config
+from transformer_xl import init_from, processes
+from transformer_xl.config import Config, TrainerConfig, seconds_of
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset
 from transformer_xl.data.recall import Recall
+from transformer_xl.data.segments import EvalWindows, Segments, training_segments
 from transformer_xl.data.tokenizer import Tokenizer
+from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
+from transformer_xl.inference.generate import sample_text
+from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import Context, LanguageModel, make_model
 from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.transformer import Transformer
-from transformer_xl.plan import Plan
+from transformer_xl.run import Run
 from transformer_xl.settings import plain, replace
+from transformer_xl.training.callbacks.checkpoint import Checkpoints
+from transformer_xl.training.callbacks.progress import ProgressDisplay
+from transformer_xl.training.callbacks.recorder import Recorder
+from transformer_xl.training.callbacks.sample import Samples
+from transformer_xl.training.callbacks.weight_average import WeightAverage
+from transformer_xl.training.checkpoint_file import CheckpointFile
+from transformer_xl.training.figures import StepFigures
 from transformer_xl.training.module import LanguageModule, TrainNll
+from transformer_xl.training.stopping import Stops, leave_signals_alone
+
+PROMPT_TOKENS = 64
+"""Tokens of the prompt of a sample."""
+
+_COUNTED_TOKENS = 1_000_000
+_DERIVED_ARGUMENTS = {
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "fast_dev_run",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "log_every_n_steps",
+    "max_epochs",
+    "max_steps",
+    "max_time",
+    "min_epochs",
+    "min_steps",
+    "overfit_batches",
+    "val_check_interval",
+}
+"""Arguments of Trainer whose meaning is worked out here, or that this program's own callbacks take over."""
+
+
+# ---- run length
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLength:
+    """How long a run is, and what happens when; all lengths in optimizer steps unless named otherwise.
+
+    Attributes:
+        max_steps: the last step.
+        layout: which positions each segment of training holds.
+        segment_limit: the first segments that make an epoch; None: all.
+        epochs: read by the run.
+        tokens: read by the run, over all lanes.
+        micro_batches: batches of an optimizer step.
+        validate_every: None: no validation.
+        limit_val: segments or windows that a validation reads; None: all.
+        limit_test: the same for the test; 0: no test.
+        min_steps: before which a time limit does not end the run.
+        max_seconds: a time limit; None: none.
+        checkpointing: whether checkpoints are written.
+    """
+
+    max_steps: int
+    layout: Segments
+    segment_limit: int | None
+    epochs: float
+    tokens: int
+    micro_batches: int
+    validate_every: int | None
+    limit_val: int | None
+    limit_test: int | None
+    min_steps: int
+    max_seconds: float | None
+    checkpointing: bool
+
+
+def run_length(config: Config, corpus: Dataset) -> RunLength:
+    """Work out the run's lengths."""
+    trainer = config.trainer
+    overfit = trainer.overfit_batches or None
+    lanes = corpus.lanes(
+        "train",
+        batch_size=config.data.batch_size,
+        segment_len=config.data.segment_len,
+        evaluation=trainer.max_steps == 0,  # where nothing is trained, its split may be of any length
+    )
+    limit = _segment_limit(config, lanes.lane_len, _first_given(overfit, trainer.limit_train_batches))
+    layout = _layout(config, lane_len=lanes.lane_len, limit=limit)
+    dev_steps = int(trainer.fast_dev_run)
+    limit_val = _windows_read(config, corpus, "valid", dev_steps or _first_given(overfit, trainer.limit_val_batches))
+    limit_test = _windows_read(config, corpus, "test", dev_steps or _first_given(overfit, trainer.limit_test_batches))
+    max_steps = dev_steps or _max_steps(trainer, layout)
+    segments_read = max_steps * trainer.accumulate_grad_batches
+    return RunLength(
+        max_steps=max_steps,
+        layout=layout,
+        segment_limit=limit,
+        epochs=layout.epochs(segments_read),
+        tokens=lanes.batch_size * layout.positions(segments_read),
+        micro_batches=trainer.accumulate_grad_batches * config.data.lane_chunks,
+        validate_every=None if limit_val == 0 else _validate_every(trainer, layout),
+        limit_val=limit_val,
+        limit_test=limit_test,
+        min_steps=max(trainer.min_steps or 0, _steps_of_epochs(trainer.min_epochs or 0, trainer, layout)),
+        max_seconds=None if trainer.max_time is None else seconds_of(trainer.max_time),
+        checkpointing=trainer.enable_checkpointing and not dev_steps,
+    )
+
+
+def _first_given(*values: int | float | None) -> int | float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _segment_limit(config: Config, lane_len: int, limit: int | float | None) -> int | None:
+    """Turn a limit of an epoch's segments into a number; a share is one of the first epoch's, 1.0 of every epoch's."""
+    if not isinstance(limit, float):
+        return limit
+    return None if limit == 1 else max(1, round(limit * _layout(config, lane_len=lane_len, limit=None).count(0)))
+
+
+def _layout(config: Config, *, lane_len: int, limit: int | None) -> Segments:
+    data = config.data
+    return training_segments(
+        lane_len=lane_len,
+        segment_len=data.segment_len,
+        segment_len_sd=data.segment_len_sd,
+        half_segments=data.half_segments,
+        half_loss=data.loss == "half",
+        seed=config.seed,
+        limit=limit,
+    )
+
+
+def _windows_read(config: Config, corpus: Dataset, split: str, limit: int | float | None) -> int | None:
+    """Turn a limit of an evaluation into segments or windows; 0 where the split is empty."""
+    if corpus.counts()[split] == 0:
+        return 0
+    if not isinstance(limit, float):
+        return limit
+    lengths = config.eval
+    source = corpus.lanes(split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
+    windows = EvalWindows(lane_len=source.lane_len, segment_len=lengths.segment_len, stride=lengths.stride)
+    return max(1, round(limit * len(windows))) if limit > 0 else 0
+
+
+def _steps_of_epochs(epochs: int, trainer: TrainerConfig, layout: Segments) -> int:
+    return -(-layout.before(epochs) // trainer.accumulate_grad_batches)
+
+
+def _max_steps(trainer: TrainerConfig, layout: Segments) -> int:
+    limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        limits.append(_steps_of_epochs(trainer.max_epochs, trainer, layout))
+    return min(limits)
+
+
+def _validate_every(trainer: TrainerConfig, layout: Segments) -> int:
+    # Lightning knows one interval for the whole run: where the lengths of epochs vary, that of the first
+    steps_per_epoch = _steps_of_epochs(1, trainer, layout)
+    if trainer.check_val_every_n_epoch is not None:
+        return trainer.check_val_every_n_epoch * steps_per_epoch
+    interval = trainer.val_check_interval
+    if isinstance(interval, int):
+        return interval
+    return steps_per_epoch if interval is None else max(1, round(interval * steps_per_epoch))
+
+
+def with_total_steps(config: Config, length: RunLength) -> Config:
+    """Settle where the schedule ends, so that a resume with more steps does not move it."""
+    if getattr(config.scheduler, "total_steps", None) == -1:
+        return replace(config, scheduler=replace(config.scheduler, total_steps=length.max_steps))
+    return config
+
+
+# ---- corpus, model, module, data module
 
 
 def open_data(
-    config: Config, *, vocabulary: Tokenizer | None, extend: bool, announce: Callable[[str], None]
+    config: Config, *, vocabulary: Tokenizer | None = None, extend: bool = False, announce: Callable[[str], None]
 ) -> Dataset:
     """Open the corpus, building its token files where they are not ready.
 
@@ -43,49 +225,56 @@ def open_data(
     return open_corpus(config.data, announce=announce, seed=config.seed, vocabulary=vocabulary, extend=extend)
 
 
-def make_network(
-    config: Config, data: Dataset, *, source: LanguageModel | None, announce: Callable[[str], None]
-) -> LanguageModel:
+def corpus(run: Run) -> Dataset:
+    """Open the run's corpus, with a trained model's vocabulary where it begins from one."""
+    config, source = run.config, run.initial_weights
+    extend = source is not None and config.init_vocabulary == "extend"
+    opened = open_data(config, vocabulary=run.vocabulary, extend=extend, announce=run.say)
+    run.without_rebuild()
+    if source is not None:
+        init_from.check_vocabulary(source, opened.vocabulary, config)
+        if source.vocabulary is None:
+            run.say(
+                f"note     {config.init_from} brings no vocabulary: its ids are taken for this text's, which is wrong "
+                "unless it was trained on this very text"
+            )
+    return opened
+
+
+def model(run: Run, corpus: Dataset) -> LanguageModel:
     """Make the model, its weights drawn from `seed`, or copied from a trained one.
 
     Raises:
         UserError: an adaptive vocabulary is not sorted by frequency; the trained weights do not fit.
     """
-    vocabulary = data.vocabulary
+    config, weights, vocabulary = run.config, run.initial_weights, corpus.vocabulary
     cutoffs = kept_cutoffs(config.model, vocab_size=vocabulary.size)
     if cutoffs and not vocabulary.by_frequency:
         raise UserError(
             f"model.cutoffs is {config.model.cutoffs}, which needs a vocabulary sorted by frequency, and the "
-            f"{vocabulary.kind} vocabulary of data={data.name} is not: use model.cutoffs=[] model.div_val=1"
+            f"{vocabulary.kind} vocabulary of data={corpus.name} is not: use model.cutoffs=[] model.div_val=1"
         )
     if cutoffs != config.model.cutoffs:
-        announce(
+        run.say(
             f"note     model.cutoffs {config.model.cutoffs} is cut to {cutoffs}: the vocabulary has {vocabulary.size:,}"
         )
     torch.manual_seed(config.seed)
-    model = make_model(config.model, vocab_size=vocabulary.size)
-    model.vocabulary = vocabulary
-    if source is not None:
-        init_from.copy_weights(source, model, init_from=str(config.init_from))
+    made = make_model(config.model, vocab_size=vocabulary.size)
+    made.vocabulary = vocabulary
+    if weights is not None:
+        init_from.copy_weights(weights, made, init_from=str(config.init_from))
     # Lightning loads a checkpoint's weights before it converts the module, which would round them to float32
-    return model.double() if str(config.trainer.precision).startswith("64") else model
+    return made.double() if str(config.trainer.precision).startswith("64") else made
 
 
-def with_total_steps(config: Config, plan: Plan) -> Config:
-    """Settle where the schedule ends, so that a resume with more steps does not move it."""
-    if getattr(config.scheduler, "total_steps", None) == -1:
-        return replace(config, scheduler=replace(config.scheduler, total_steps=plan.max_steps))
-    return config
-
-
-def make_module(config: Config, model: LanguageModel, plan: Plan) -> LanguageModule:
+def module(config: Config, model: LanguageModel, length: RunLength) -> LanguageModule:
     """Make the LightningModule."""
     lengths = config.eval
     return LanguageModule(
         model,
         optimizer=config.optimizer,
         schedule=config.scheduler,
-        total_steps=plan.max_steps,
+        total_steps=length.max_steps,
         evaluation=Context(
             segment_len=lengths.segment_len,
             mem_len=lengths.mem_len,
@@ -101,14 +290,14 @@ def make_module(config: Config, model: LanguageModel, plan: Plan) -> LanguageMod
     )
 
 
-def identity(config: Config, data: Dataset, *, run_id: str) -> dict[str, Any]:
+def identity(config: Config, corpus: Dataset, *, run_id: str) -> dict[str, Any]:
     """Return what stands in every checkpoint beside the state."""
     return {
         "format_version": CHECKPOINT_FORMAT,
         "config": plain(config),
-        "vocabulary": data.vocabulary.to_json(),
+        "vocabulary": corpus.vocabulary.to_json(),
         "run_id": run_id,
-        "data_checksum": data.fingerprint.sha256,
+        "data_checksum": corpus.fingerprint.sha256,
     }
 
 
@@ -119,22 +308,202 @@ def _train_nll(config: Config, model: LanguageModel) -> TrainNll | None:
     return CompiledTraining(model, segment_len=config.data.segment_len, backend="inductor").nll
 
 
-def make_datamodule(config: Config, data: Dataset, plan: Plan) -> LaneDataModule:
+def datamodule(config: Config, corpus: Dataset, length: RunLength) -> LaneDataModule:
     """Make the LightningDataModule."""
-    data_config, lengths = config.data, config.eval
+    data, lengths = config.data, config.eval
     return LaneDataModule(
-        data,
-        batch_size=data_config.batch_size,
-        segment_len=data_config.segment_len,
-        segment_len_sd=data_config.segment_len_sd,
-        half_segments=data_config.half_segments,
-        loss=data_config.loss,
-        lane_chunks=data_config.lane_chunks,
+        corpus,
+        batch_size=data.batch_size,
+        segment_len=data.segment_len,
+        segment_len_sd=data.segment_len_sd,
+        half_segments=data.half_segments,
+        loss=data.loss,
+        lane_chunks=data.lane_chunks,
         eval_batch_size=lengths.batch_size,
         eval_segment_len=lengths.segment_len,
         eval_stride=lengths.stride,
         seed=config.seed,
-        segment_limit=plan.segment_limit,
-        steps=plan.max_steps,
+        segment_limit=length.segment_limit,
+        steps=length.max_steps,
         accumulate=config.trainer.accumulate_grad_batches,
     )
+
+
+# ---- callbacks and trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """This program's callbacks, by what they do."""
+
+    recorder: Recorder
+    checkpoints: Checkpoints
+    before: list[Callback]
+    after: list[Callback]
+
+    def in_order(self, more: Sequence[Callback]) -> list[Callback]:
+        """Return them so that a step is recorded and shown before its checkpoint is written, and sampled after it.
+
+        After a validation the average gives way to the raw weights before the checkpoint.
+        """
+        return [self.recorder, *self.before, *more, self.checkpoints, *self.after]
+
+
+def callbacks(run: Run, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength) -> Callbacks:
+    """Make what runs beside training."""
+    config = run.config
+    units = units_of(corpus)
+    recorder = Recorder(
+        folder=run.folder,
+        fetch_every_n_steps=config.trainer.log_every_n_steps,
+        tokens_after=data.tokens_after,
+        units=units,
+        figures=_step_figures(config, corpus, model, data, length),
+    )
+    before: list[Callback] = []
+    if config.trainer.enable_progress_bar:
+        before.append(
+            ProgressDisplay(
+                recorder=recorder,
+                max_steps=length.max_steps,
+                units=units,
+                beside=beside_scores(corpus),
+                console=Console(highlight=False),
+            )
+        )
+    settings, average = config.callbacks.weight_average, None
+    if settings.start_step is not None:
+        average = WeightAverage(start_step=settings.start_step, decay=settings.decay)
+        before.append(average)
+    after: list[Callback] = []
+    if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
+        after.append(Samples(folder=run.folder / "samples", sample=sampler(config, corpus), average=average))
+    return Callbacks(
+        recorder=recorder,
+        checkpoints=_checkpoints(run, recorder, length, identity(config, corpus, run_id=run.identity.run_id)),
+        before=before,
+        after=after,
+    )
+
+
+def _checkpoints(run: Run, recorder: Recorder, length: RunLength, identity: dict[str, Any]) -> Checkpoints:
+    config = run.config
+    return Checkpoints(
+        folder=run.folder / "checkpoints",
+        recorder=recorder,
+        every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
+        keep=config.callbacks.checkpoint.keep,
+        validate_every_n_steps=length.validate_every,
+        max_steps=length.max_steps,
+        enabled=length.checkpointing,
+        stops=Stops(
+            signals=run.signals,
+            min_steps=length.min_steps,
+            max_steps=length.max_steps,
+            max_seconds=length.max_seconds,
+        ),
+        identity=identity,
+    )
+
+
+def _step_figures(
+    config: Config, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength
+) -> StepFigures:
+    lanes, segment_len, trainer = config.data.batch_size, config.data.segment_len, config.trainer
+    step_flops = model.step_flops(
+        batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus)
+    )
+    return StepFigures(
+        every_n_steps=trainer.log_every_n_steps,
+        max_steps=length.max_steps,
+        tokens_after=data.tokens_after,
+        flops_a_token=step_flops / (lanes * segment_len),
+        peak_flops=config.callbacks.throughput.peak_flops,
+        clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
+        unit=units_of(corpus)["train"],
+    )
+
+
+def _cluster_shares(model: LanguageModel, corpus: Dataset) -> list[float]:
+    """Estimate how often training's tokens are in each cluster of the vocabulary, from the first ones."""
+    edges = model.clusters.edges
+    if len(edges) == 2:
+        return [1.0]
+    lanes = corpus.lanes("train", batch_size=1, segment_len=1, evaluation=True)
+    first = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(lanes.lane_len, _COUNTED_TOKENS))
+    counts, _ = np.histogram(first.tokens_BT, bins=edges)
+    return [float(share) for share in counts / counts.sum()]
+
+
+def sampler(config: Config, corpus: Dataset) -> Callable[[LanguageModel], str]:
+    """Make the function that continues the beginning of the validation split (or of training's, without one)."""
+    split = "valid" if corpus.counts()["valid"] > PROMPT_TOKENS else "train"
+    lanes = corpus.lanes(split, batch_size=1, segment_len=1, evaluation=True)
+    length = min(PROMPT_TOKENS, lanes.lane_len)
+    prompt = lanes.read(epoch=0, lanes=range(1), start=0, stop=length).tokens_BT[0].tolist()
+    settings = config.callbacks.sample
+
+    def sample(model: LanguageModel) -> str:
+        return sample_text(
+            model,
+            corpus.vocabulary,
+            prompt,
+            n_tokens=settings.n_tokens,
+            segment_len=config.eval.segment_len,
+            params=SamplingParams(temperature=settings.temperature, top_k=settings.top_k),
+            seed=config.seed,
+        )
+
+    return sample
+
+
+def trainer(config: Config, length: RunLength, callbacks: list[Callback], *, folder: Path) -> Trainer:
+    """Make Lightning's Trainer, its intervals turned from optimizer steps into batches.
+
+    Raises:
+        UserError: a device or precision that is not there; more processes than lanes, or other than were started.
+    """
+    handed_on = {name: value for name, value in plain(config.trainer).items() if name not in _DERIVED_ARGUMENTS}
+    environment = processes.cluster_environment()
+    try:
+        made = Trainer(
+            **handed_on,
+            logger=False,
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            use_distributed_sampler=False,
+            callbacks=callbacks,
+            plugins=[CheckpointFile(), *([environment] if environment is not None else [])],
+            default_root_dir=folder,
+            max_steps=length.max_steps,
+            accumulate_grad_batches=length.micro_batches,
+            val_check_interval=None if length.validate_every is None else length.validate_every * length.micro_batches,
+            check_val_every_n_epoch=None,
+            limit_val_batches=length.limit_val,
+            limit_test_batches=length.limit_test,
+        )
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        named = ", ".join(
+            f"trainer.{name}={getattr(config.trainer, name)}"
+            for name in ("accelerator", "devices", "strategy", "precision")
+        )
+        raise UserError(f"Lightning refuses {named}: {' '.join(str(error).split())}") from error
+    processes.check_number(made)
+    _check_lanes(config, made.world_size)
+    leave_signals_alone(made)
+    return made
+
+
+def _check_lanes(config: Config, count: int) -> None:
+    problems = []
+    for key, lanes in (("data", config.data.batch_size), ("eval", config.eval.batch_size)):
+        if lanes < count:
+            problems.append(f"{key}.batch_size is {lanes}, and must be at least {count}, one lane a process")
+    fewest = config.data.batch_size // count
+    if not problems and config.data.lane_chunks > fewest:
+        problems.append(
+            f"data.lane_chunks is {config.data.lane_chunks}, and must be at most {fewest}, the lanes of a process"
+        )
+    if problems:
+        raise UserError("; ".join(problems))

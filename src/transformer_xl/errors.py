@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -101,3 +102,13 @@ def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterato
         yield
     finally:
         lock.release()
+
+
+def program(command: str) -> str:
+    """Return how a command is started, in the form in which this process was: `python train.py`, `txl-train`, ..."""
+    started = Path(sys.argv[0])
+    if started.name.startswith("txl-"):
+        return f"txl-{command}"
+    if started.parent.name == "commands":
+        return f"python -m transformer_xl.commands.{command}"
+    return f"python {command}.py"

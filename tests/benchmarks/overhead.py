@@ -30,15 +30,17 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from transformer_xl import build, build_trainer, devices
+from transformer_xl import build, devices
+from transformer_xl.build import RunLength
 from transformer_xl.commands.cli import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
-from transformer_xl.plan import Plan, make_plan
+from transformer_xl.run import Run
+from transformer_xl.run_folder import Identity
 from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, parameter_groups
-from transformer_xl.training.signals import StopSignals
+from transformer_xl.training.stopping import StopSignals
 
 WINDOW = 10
 """Steps: one writing of the log each."""
@@ -116,7 +118,7 @@ class Window(NamedTuple):
 class BareLoop:
     """The work alone; its calls are timed as the run's are."""
 
-    def __init__(self, module: LanguageModule, config: Config, plan: Plan) -> None:
+    def __init__(self, module: LanguageModule, config: Config, length: RunLength) -> None:
         self.work = Work()
         self.model = copy.deepcopy(module.model)
         settings = config.optimizer
@@ -124,7 +126,7 @@ class BareLoop:
             self.model, weight_decay=settings.weight_decay, decay_embeddings=settings.decay_embeddings
         )
         self.optimizer = make_optimizer(settings, groups, fused=True)
-        self.schedule, self.peak_lr = build.make_module(config, self.model, plan).schedule, settings.lr
+        self.schedule, self.peak_lr = build.module(config, self.model, length).schedule, settings.lr
         self.clip = config.trainer.gradient_clip_val
         # as Lightning does: without its cache a weight used twice is rounded twice, and its gradients added in full
         is_rounded = str(config.trainer.precision) == "bf16-mixed"
@@ -157,8 +159,8 @@ class BareLoop:
 class Alternating(Callback):
     """Times windows of the run, and their bare twins after each."""
 
-    def __init__(self, config: Config, plan: Plan, *, profile: cProfile.Profile | None) -> None:
-        self.config, self.plan = config, plan
+    def __init__(self, config: Config, length: RunLength, *, profile: cProfile.Profile | None) -> None:
+        self.config, self.length = config, length
         self.profile = profile
         self.work = Work()
         self.windows: list[Window] = []
@@ -167,7 +169,7 @@ class Alternating(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Let every call of the work be timed."""
-        self.bare = BareLoop(pl_module, self.config, self.plan)
+        self.bare = BareLoop(pl_module, self.config, self.length)
         pl_module._train_nll = self.work.timed(pl_module._train_nll)
         pl_module.backward = self.work.timed(pl_module.backward)
         optimizer = trainer.optimizers[0]
@@ -199,6 +201,10 @@ class Alternating(Callback):
         self._begin()
 
 
+def _run_of(config: Config, folder: Path) -> Run:
+    return Run(folder=folder, config=config, identity=Identity.new({}), is_main=True, signals=StopSignals())
+
+
 def measure(
     overrides: list[str], *, windows: int, folder: Path, profile: cProfile.Profile | None = None
 ) -> list[Window]:
@@ -206,21 +212,20 @@ def measure(
     intervals = ["trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
     steps = [f"trainer.max_steps={WINDOW * (windows + 1)}", "scheduler.total_steps=-1"]
     config = devices.with_device_settings(compose([*overrides, *intervals, *steps]))
-    data = build.open_data(config, vocabulary=None, extend=False, announce=print)
-    plan = make_plan(config, data)
-    config = build.with_total_steps(config, plan)
-    model = build.make_network(config, data, source=None, announce=print)
-    datamodule = build.make_datamodule(config, data, plan)
-    module = build.make_module(config, model, plan)
-    with StopSignals() as signals:
-        callbacks = build_trainer.make_callbacks(
-            config, data, model, plan, datamodule, folder=folder, signals=signals, run_id="overhead"
-        )
-        trainer = build_trainer.make_trainer(config, plan, callbacks, folder=folder)
+    corpus = build.open_data(config, announce=print)
+    length = build.run_length(config, corpus)
+    config = build.with_total_steps(config, length)
+    run = _run_of(config, folder)
+    model = build.model(run, corpus)
+    datamodule = build.datamodule(config, corpus, length)
+    module = build.module(config, model, length)
+    with run.signals:
+        parts = build.callbacks(run, corpus, model, datamodule, length)
+        trainer = build.trainer(config, length, parts.in_order([]), folder=folder)
         if isinstance(config.logger, WandbConfig):
             monitor = open_wandb(config.logger, folder=folder, name="overhead", run_id="overhead", settings={})
             trainer.loggers = [monitor.logger]
-        alternating = Alternating(config, plan, profile=profile)
+        alternating = Alternating(config, length, profile=profile)
         trainer.callbacks.append(alternating)
         clipping = {name: alternating.work.timed(getattr(torch.nn.utils, name)) for name in _CLIPPING}
         with mock.patch.multiple(torch.nn.utils, **clipping):

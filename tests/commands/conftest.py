@@ -37,11 +37,6 @@ def job(call):
         raise Stopped("stopped at step 7", exit_code=143)
     if act == "interrupt":
         raise KeyboardInterrupt
-    rank = os.environ.get("LOCAL_RANK", "0")
-    if act == "ddp" and rank == "0":
-        from transformer_xl.commands.companions import command_of_process
-        command = command_of_process(call.command, folder, 1)
-        subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
     seen = {
         "config": config,
         "folder": str(folder),
@@ -50,7 +45,7 @@ def job(call):
         "command": call.command,
         "argv": sys.argv,
     }
-    (folder / ("seen.json" if rank == "0" else f"seen-{rank}.json")).write_text(json.dumps(seen))
+    (folder / "seen.json").write_text(json.dumps(seen))
     if act == "wait":
         import signal
         stopped = []

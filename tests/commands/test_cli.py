@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from transformer_xl.commands import cli, folders
+from transformer_xl.commands import cli
 from transformer_xl.errors import UserError
 
 MISTAKES = {
@@ -128,7 +128,7 @@ def test_choices_of_ones_own_come_from_config_dir(tmp_path: Path) -> None:
 
 
 def test_resume_lays_the_command_on_the_runs_own_settings_which_are_plain_yaml(tmp_path: Path) -> None:
-    from transformer_xl.run_config import write_config
+    from transformer_xl.run_folder import write_config
 
     config = cli.compose("model.mem_len=5", "logger=none", "trainer.max_steps=7", "name=${oc.env:HOME}")
     write_config(config, tmp_path)
@@ -185,32 +185,6 @@ def test_a_list_of_literals_makes_a_job_of_each(project: Any) -> None:
     assert done.returncode == 0, done.stderr
     seen = [json.loads(path.read_text())["config"] for path in sorted(project.cwd.rglob("seen.json"))]
     assert [(config["data"]["path"], config["prompt"]) for config in seen] == [("a=1 '${x}'", "it's"), ("汉 b", "it's")]
-
-
-@pytest.mark.slow
-def test_a_further_process_has_the_same_settings_and_folder(project: Any) -> None:
-    name = "odd \"x\" \\${seed} 'y' =,汉"
-    folder = project.cwd / f"out {name}"
-    done = project.run(f"name={name}", f"hydra.run.dir={cli.quote(str(folder))}", "act=ddp")
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads((folder / file).read_text()) for file in ("seen.json", "seen-1.json"))
-    assert first["config"] == second["config"]
-    assert first["folder"] == second["folder"] == str(folder)
-
-
-def test_folders_claimed_in_one_second_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_now", lambda: "2026-01-02_03-04-05")
-    claimed = [Path(folders.run_folder(str(tmp_path), None, "m", "d/e")).name for _ in range(3)]
-    stem = "2026-01-02_03-04-05-m-d_e"
-    assert claimed == [stem, f"{stem}-2", f"{stem}-3"]
-
-
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [("a/b", "a_b"), ("..", "__"), (".x", "_x"), ("${a}", "_{a}"), ("汉" * 50, "汉" * 33), ("a\nb\udc80", "a_b_")],
-)
-def test_slug(name: str, slug: str) -> None:
-    assert folders.slug(name) == slug
 
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
+import io
 import json
 import lzma
 import math
@@ -11,13 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tests.data.made_up import MadeUp, made_up
-from transformer_xl.commands.comparison import print_comparison
-from transformer_xl.commands.report import Row, draw_losses, print_compressors, print_table, worded
-from transformer_xl.commands.summary import metric
-from transformer_xl.commands.tables import JobRecord
+from transformer_xl.commands.report import (
+    Row,
+    compressors,
+    draw_losses,
+    metric,
+    print_scores,
+    worded,
+    words_on_unknown,
+)
+from transformer_xl.commands.sweep import JobRecord, print_comparison
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.units import unit_of
@@ -34,11 +41,11 @@ class SubWords(SymbolTokenizer):
     unit = "bpb"
 
 
-def printed(data: MadeUp, *rows: Row, width: int = 80) -> list[str]:
-    console = Console(width=width, highlight=False)
-    with console.capture() as captured:
-        print_table(console, list(rows), data)
-    return captured.get().splitlines()
+def printed(data: MadeUp, *rows: Row) -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        print_scores(list(rows), data)
+    return out.getvalue().splitlines()
 
 
 def cells(line: str) -> list[str]:
@@ -50,7 +57,7 @@ TEST = Row("test", "test", EIGHT, LENGTHS)
 
 def test_bytes_have_one_unit() -> None:
     title, _, header, _, row, _ = printed(made_up(ByteTokenizer(), text_bytes=10), TEST)
-    assert title.rstrip() == "text: nats a token, and bpc"
+    assert title.rstrip() == "text: nats per token, and bpc"
     assert cells(header) == ["split", "loss", "bpc", "segment / memory", "predictions"]
     assert cells(row) == ["test", "2.0794", "3.0000", "32 / 64", "10"]
 
@@ -59,7 +66,7 @@ def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
     data = made_up(WORDS, text_bytes=20)
     rows = (TEST, Row("test, unigram model", "test", Score(9.0, 123_456_789), None))
     title, _, *header, _, test, unigram, _ = printed(data, *rows)
-    assert title.rstrip() == "text: nats a token, ppl, and bits per byte"
+    assert title.rstrip() == "text: nats per token, ppl, and bits per byte"
     headings = [" ".join(parts).strip() for parts in zip(*map(cells, header), strict=True)]
     assert headings == ["split", "loss", "ppl", "bits / byte", "segment / memory", "predictions"]
     assert cells(test) == ["test", "2.0794", "8.0000", "1.5000", "32 / 64", "10"]
@@ -68,7 +75,7 @@ def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
 
 def test_sub_words_have_bits_a_byte() -> None:
     title, _, header, _, row, _ = printed(made_up(SubWords(4), text_bytes=20), TEST)
-    assert title.rstrip() == "text: nats a token, and bits per byte"
+    assert title.rstrip() == "text: nats per token, and bits per byte"
     assert cells(header) == ["split", "loss", "bits per byte", "segment / memory", "predictions"]
     assert cells(row)[:3] == ["test", "2.0794", "1.5000"]
 
@@ -82,7 +89,7 @@ def test_each_row_is_read_with_its_own_splits_tokens_a_byte() -> None:
 
 def test_what_is_no_text_has_no_bits_a_byte() -> None:
     title, *_ = printed(made_up(SymbolTokenizer(4)), TEST)
-    assert title.rstrip() == "text: nats a token, and bpc"
+    assert title.rstrip() == "text: nats per token, and bpc"
 
 
 def test_no_scores_are_said_instead_of_an_empty_table() -> None:
@@ -92,15 +99,16 @@ def test_no_scores_are_said_instead_of_an_empty_table() -> None:
 
 def test_scores_on_much_that_is_unknown_are_marked() -> None:
     data = made_up(WORDS, text_bytes=20)
-    assert not any("unknown" in line for line in printed(data, TEST))
+    assert words_on_unknown(data) is None
     unknown = dict.fromkeys(("train", "valid", "test"), max(data.counts().values()) // 5)
-    lines = printed(dataclasses.replace(data, unknown=unknown), TEST)
-    assert sum("are unknown, which is easy to foresee" in line for line in lines) == 1
+    said = words_on_unknown(dataclasses.replace(data, unknown=unknown))
+    assert said is not None
+    assert "are unknown, which is easy to foresee" in said
 
 
 def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
     data = made_up(ByteTokenizer(), text_bytes=10, name="enwik8", read_as=DROPPED)
-    assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats a token, and bpc"
+    assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats per token, and bpc"
     assert worded(EIGHT, data, split="valid") == "loss 2.0794 nats, 3.0000 bpc (newline=drop)"
     assert worded(EIGHT, made_up(WORDS, text_bytes=20), split="valid") == (
         "loss 2.0794 nats, 8.0000 ppl, 1.5000 bits per byte"
@@ -134,13 +142,6 @@ def test_a_kept_score_has_bits_a_byte_and_everything_that_it_depends_on() -> Non
     }
 
 
-def footnote(data: MadeUp) -> str:
-    console = Console(width=80, highlight=False)
-    with console.capture() as captured:
-        print_compressors(console, data)
-    return captured.get()
-
-
 def sizes(text: bytes) -> tuple[float, float]:
     return len(gzip.compress(text, 9)) * 8, len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) * 8
 
@@ -150,9 +151,9 @@ def test_compressors_of_bytes_are_in_the_bytes_unit() -> None:
     ids = np.frombuffer(text, np.uint8)
     data = MadeUp(vocabulary=ByteTokenizer(), splits={"test": ids}, text_bytes={"test": len(text)})
     by_gzip, by_xz = (bits / (len(text) - 1) for bits in sizes(text[:-1]))
-    assert footnote(data) == (
+    assert compressors(data) == (
         f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bpc on the first 107 tokens of the test text, which they saw "
-        "themselves.\n"
+        "themselves."
     )
 
 
@@ -161,14 +162,14 @@ def test_compressors_of_words_are_in_bits_a_byte_of_the_text_itself() -> None:
     ids = np.array([2, 3, 1, 0] * 50)
     data = MadeUp(vocabulary=WORDS, splits={"test": ids}, text_bytes={"test": 800})
     by_gzip, by_xz = (bits / 199 * 200 / 800 for bits in sizes(WORDS.decode(ids[:-1]).encode()))
-    assert footnote(data) == (
+    assert compressors(data) == (
         f"Footnote: gzip {by_gzip:.3f}, xz {by_xz:.3f} bits per byte on the first 199 tokens of the test text as the "
-        "vocabulary writes it, unknown words as <unk>, which they saw themselves.\n"
+        "vocabulary writes it, unknown words as <unk>, which they saw themselves."
     )
 
 
 def test_no_compressor_reads_what_is_no_text() -> None:
-    assert footnote(made_up(SymbolTokenizer(4))) == ""
+    assert compressors(made_up(SymbolTokenizer(4))) == ""
 
 
 @pytest.mark.parametrize("vocabulary", [CharTokenizer(["a"]), WORDS, SubWords(4)])

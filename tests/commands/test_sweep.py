@@ -22,10 +22,12 @@ def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> Non
     assert [record["exit_code"] for record in records] == [0, 1, 0]
     assert [record["objective"] for record in records] == [3.5, None, None]
     assert len({record["folder"] for record in records}) == 3
-    header, *rows = done.stdout.splitlines()
-    assert header.split() == ["job", "overrides", "objective", "status", "folder"]
-    assert [row.split()[0] for row in rows] == ["0", "1", "2"]
+    header, *rows, best = done.stdout.splitlines()
+    assert "objective (val/loss, nats)" in header
+    assert [row.split()[0] for row in rows] == ["0", "1", "2"], "the best first"
     assert [row.split()[1] for row in rows] == ["act=null", "act=bug", "act=no_objective"], "what all share is left out"
+    assert best == "best: job 0, act=null"
+    assert "job 2 of 3: act=bug" in done.stderr
     assert [" 3.5 " in row for row in rows] == [True, False, False]
     assert ["finished" in row for row in rows] == [True, False, True]
     assert "exit status 1" in rows[1]
@@ -76,31 +78,7 @@ def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: 
     assert f"exit status {128 + number}" in output
 
 
-@pytest.mark.slow
-def test_lightnings_processes_in_a_job_read_the_jobs_arguments_alike(project: Any) -> None:
-    done = project.run("-m", "act=ddp", "name=a;'${b}'")
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads(next(project.cwd.rglob(name)).read_text()) for name in ("seen.json", "seen-1.json"))
-    assert first["config"] == second["config"]
-    assert first["config"]["name"] == "a;'${b}'"
-    assert first["folder"] == second["folder"]
-
-
 def test_a_job_can_be_started_from_another_process() -> None:
     command = sweep.JobCommand.of_this_process(("--config-name=train",))
     assert pickle.loads(pickle.dumps(command)) == command
     assert pickle.loads(pickle.dumps(sweep.SweepEnded(130))).exit_code == 130
-
-
-def test_the_objective_is_a_finite_number_or_none(tmp_path: Path) -> None:
-    for text, objective in {
-        '{"objective": 2}': 2.0,
-        '{"objective": null}': None,
-        '{"objective": NaN}': None,
-        '{"objective": "x"}': None,
-        "{}": None,
-        "{": None,
-    }.items():
-        (tmp_path / "summary.json").write_text(text)
-        assert sweep._read_objective(tmp_path) == objective
-    assert sweep._read_objective(tmp_path / "nowhere") is None

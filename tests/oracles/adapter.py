@@ -77,11 +77,10 @@ class Batches:
 
     def __init__(self, *overrides: str) -> None:
         from transformer_xl import build
-        from transformer_xl.plan import make_plan
 
         config = compose(*overrides)
-        data = build.open_data(config, vocabulary=None, extend=False, announce=lambda line: None)
-        self._module = build.make_datamodule(config, data, make_plan(config, data))
+        corpus = build.open_data(config, announce=lambda line: None)
+        self._module = build.datamodule(config, corpus, build.run_length(config, corpus))
 
     def of(self, split: str, *, rank: int = 0, processes: int = 1) -> Iterator[Lanes]:
         """Iterate over the batches of one process, of `train`, `valid` or `test`."""

@@ -18,7 +18,7 @@ from typing import Any
 
 _IMPORTED = (
     *("lightning.pytorch", "matplotlib.pyplot", "pyarrow.csv", "pyarrow.parquet", "tokenizers", "torch.distributed"),
-    *("torchmetrics", "wandb", "transformer_xl.build", "transformer_xl.commands.training_run"),
+    *("torchmetrics", "wandb", "transformer_xl.build", "transformer_xl.commands.report"),
 )
 """What commands import, whenever they do; what is not there any more is passed over."""
 

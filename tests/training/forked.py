@@ -198,7 +198,7 @@ def _train(request: Mapping[str, Any]) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from transformer_xl.commands.train import main
-    from transformer_xl.training import stops
+    from transformer_xl.training import stopping
 
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -213,7 +213,7 @@ def _train(request: Mapping[str, Any]) -> int:
     _count_moments(counter)
     if request["seconds_a_step"] is not None:
         ticks = iter(range(10**9))
-        stops.monotonic = lambda: next(ticks) * request["seconds_a_step"]
+        stopping.monotonic = lambda: next(ticks) * request["seconds_a_step"]
     status = 1
     try:
         main()
@@ -251,7 +251,8 @@ def _serve() -> None:
     import matplotlib.pyplot
     import wandb  # noqa: F401
 
-    import transformer_xl.commands.training_run  # noqa: F401
+    import transformer_xl.build
+    import transformer_xl.commands.report  # noqa: F401
 
     matplotlib.use("Agg")
     for line in sys.stdin:

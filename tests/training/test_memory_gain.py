@@ -20,7 +20,7 @@ from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.inference.evaluate import context_of, evaluate
 from transformer_xl.model.streaming import stream
-from transformer_xl.run_config import read_config
+from transformer_xl.run_folder import read_config
 from transformer_xl.training.metrics import MemoryGain
 
 Run = Callable[..., Outcome]

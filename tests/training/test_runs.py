@@ -302,7 +302,7 @@ def test_max_time_stops_at_a_whole_step_and_the_run_goes_on(tiny_run: Run, monke
     whole = tiny_run(*many, name="whole")
     now = iter(range(0, 10_000))
     with monkeypatch.context() as patched:
-        patched.setattr("transformer_xl.training.stops.monotonic", lambda: float(next(now)))
+        patched.setattr("transformer_xl.training.stopping.monotonic", lambda: float(next(now)))
         stopped = tiny_run(*many, "trainer.max_time=00:00:00:02", "trainer.min_steps=2", name="stopped")
     assert stopped.status == 0
     assert stopped.summary["status"] == "stopped"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import REPOSITORY, Outcome, read_values, tiny_overrides
-from transformer_xl import resuming
+from transformer_xl import run
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
@@ -216,9 +216,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_alone(
 
 
 def test_a_run_without_checkpoints_is_told_apart_from_a_damaged_one(tmp_path: Path) -> None:
-    assert resuming.newest_checkpoint(tmp_path) is None
+    assert run.newest_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints").mkdir()
-    assert resuming.newest_checkpoint(tmp_path) is None
+    assert run.newest_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("version", [CHECKPOINT_FORMAT - 1, CHECKPOINT_FORMAT + 1])

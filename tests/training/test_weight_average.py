@@ -12,10 +12,10 @@ from torch import Tensor
 
 import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
-from transformer_xl import build, build_trainer
-from transformer_xl.commands.cli import compose
+from transformer_xl import build
 from transformer_xl.data.stream import Batch
 from transformer_xl.inference.evaluate import context_of, evaluate
+from transformer_xl.run_folder import config_of
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
@@ -63,8 +63,8 @@ def raw_of(outcome: Outcome) -> Weights:
 
 def loss_of_loaded(outcome: Outcome, split: str, *, checkpoint: str = "last", batches: int) -> float:
     """What the loaded model makes of a split's first batches, by the evaluation that knows nothing of a run."""
-    config = compose(f"resume={outcome.folder}")
-    data = build.open_data(config, vocabulary=None, extend=False, announce=lambda _: None)
+    config = config_of(outcome.folder)
+    data = build.open_data(config, announce=lambda _: None)
     source = data.lanes(split, batch_size=4, segment_len=5, evaluation=True)  # type: ignore[arg-type]
     model = txl.load_model(outcome.folder / "checkpoints" / f"{checkpoint}.ckpt")
     score = evaluate(
@@ -121,7 +121,7 @@ def test_validation_test_and_samples_read_the_average(tiny_run: Run, monkeypatch
         sampled.append(copy_of(model))
         return ""
 
-    monkeypatch.setattr(build_trainer, "make_sampler", lambda config, data: sample)
+    monkeypatch.setattr(build, "sampler", lambda config, data: sample)
     outcome = tiny_run(FROM_3, "trainer.val_check_interval=6", "callbacks.sample.n_tokens=1")
     average = outcome.checkpoint()["averaged"]["weights"]
     assert outcome.values("val/loss")[6] == pytest.approx(loss_of_loaded(outcome, "valid", batches=4), rel=1e-6)

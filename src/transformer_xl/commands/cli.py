@@ -25,7 +25,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from transformer_xl import registry
+from transformer_xl import processes, registry
 from transformer_xl.config import Config
 from transformer_xl.errors import Stopped, UserError, first_line
 from transformer_xl.registry import nearest
@@ -177,6 +177,7 @@ def run(
     Returns:
         The exit status: 0, 1 for a bug or a sweep with a failed job, 2 for a user's mistake, or as a signal asks.
     """
+    processes.spin_briefly()
     try:
         call, flags = read(name, [sys.argv[0], *(sys.argv[1:] if argv is None else argv)], config_dir=config_dir)
         if flags:
@@ -238,7 +239,7 @@ def configure(call: Call) -> Configured:
     Raises:
         UserError: all that is wrong, each part naming a setting.
     """
-    from transformer_xl.run_config import expanded
+    from transformer_xl.run_folder import expanded
 
     if call.value("resume") not in (None, AUTO):
         values, choices = _of_run(call, str(call.value("resume")))
@@ -253,9 +254,8 @@ def configure(call: Call) -> Configured:
 def _from_source(call: Call, composed: DictConfig, source: str) -> Config:
     """Return the configuration with the network and tokenizer of a trained model, or of the run that it began."""
     from transformer_xl import init_from
-    from transformer_xl.commands.folders import slug
     from transformer_xl.interop.load import load_model  # torch takes seconds, which `--help` need not wait for
-    from transformer_xl.run_config import expanded, read_config
+    from transformer_xl.run_folder import expanded, read_config, slug
 
     asked = OmegaConf.to_container(composed.model, resolve=True)
     assert isinstance(asked, dict)
@@ -275,8 +275,7 @@ def _from_source(call: Call, composed: DictConfig, source: str) -> Config:
 
 def _of_run(call: Call, resume: str) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Lay a command on the configuration of the run that it goes on with, which OmegaConf never reads."""
-    from transformer_xl.commands.run_identity import read_identity
-    from transformer_xl.run_config import read_config
+    from transformer_xl.run_folder import read_config, read_identity
 
     folder = Path(os.path.expanduser(resume)).absolute()
     if not resume or not (folder / "config.yaml").is_file():
@@ -477,7 +476,7 @@ def _hand_to_hydra(call: Call, flags: list[str], check: Callable[[Call], object]
             os.environ["HYDRA_FULL_ERROR"] = before[1]
         all_succeeded = sweep.finish(job.token)
     if interrupted:
-        print("the sweep was stopped", file=sys.stderr)
+        print(f"the sweep was stopped; go on with: {sweep.command_to_go_on(call.command)}", file=sys.stderr)
     return status or (0 if all_succeeded else 1)
 
 
@@ -517,7 +516,7 @@ def _store_parts(call: Call) -> None:
 
 def _register_resolvers(conf: Path) -> None:
     """Make known what conf/ refers to: the folder of a sweep, and the settings and choices that `--help` shows."""
-    from transformer_xl.commands.folders import sweep_folder
+    from transformer_xl.run_folder import claim_now
 
     def settings_of(name: str) -> str:
         shown, is_shown = [], False
@@ -532,7 +531,9 @@ def _register_resolvers(conf: Path) -> None:
         outside = [entry.name for kind in _GROUPS if _GROUPS[kind] == group for entry in registry.outside(kind)]
         return ", ".join(sorted({*names, *outside}))
 
-    OmegaConf.register_new_resolver("sweep_folder", sweep_folder, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver(
+        "sweep_folder", lambda root: str(claim_now(Path(root), first="sweep")), use_cache=True, replace=True
+    )
     OmegaConf.register_new_resolver("settings_of", settings_of, replace=True)
     OmegaConf.register_new_resolver("choices_of", choices_of, replace=True)
 

@@ -20,11 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, readings_of, tell
-from transformer_xl.commands.folders import slug
 from transformer_xl.commands.models import NamedModel, find_models
-from transformer_xl.commands.run_identity import RunIdentity, read_identity
-from transformer_xl.commands.run_lock import refuse_if_in_use
-from transformer_xl.commands.summary import exit_code_at_end, step_at_end
 from transformer_xl.commands.tables import printable
 from transformer_xl.config import WandbConfig
 from transformer_xl.data.units import beside_scores
@@ -32,7 +28,7 @@ from transformer_xl.errors import UserError, atomic_write, first_line, locked
 from transformer_xl.inference import plots
 from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.run_config import SavedConfig, read_config
+from transformer_xl.run_folder import Identity, SavedConfig, Summary, read_config, read_identity, refuse_if_in_use, slug
 from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
 from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
@@ -387,7 +383,7 @@ def paired_error(row: Row, other: Row) -> float:
     return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
-def check_can_publish(model: NamedModel) -> tuple[SavedConfig, WandbConfig, RunIdentity]:
+def check_can_publish(model: NamedModel) -> tuple[SavedConfig, WandbConfig, Identity]:
     """Return what opens the W&B run of a model's training run, at which no process may be working.
 
     Raises:
@@ -425,7 +421,7 @@ def publish(row: Row) -> str:
     }
     try:
         if monitor.logger is not None:
-            monitor.logger.log_metrics(values, step=step_at_end(model.folder))
+            monitor.logger.log_metrics(values, step=Summary.read(model.folder).step)
     finally:
-        monitors.finish(exit_code_at_end(model.folder))
+        monitors.finish(Summary.read(model.folder).exit_code)
     return monitor.where

@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from transformer_xl.commands.models import LoadedModel, NamedModel
-from transformer_xl.commands.summary import data_checksum
 from transformer_xl.config import EvalConfig, reading_problems
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory
@@ -40,6 +39,7 @@ from transformer_xl.inference_config import EvaluateConfig, ReadingConfig
 from transformer_xl.init_from import fitting
 from transformer_xl.model.base import Context
 from transformer_xl.model.transformer import Transformer
+from transformer_xl.run_folder import Summary
 from transformer_xl.scores import Score, Unit
 from transformer_xl.settings import parse, plain, replace
 
@@ -259,7 +259,7 @@ def _open_corpus(model: NamedModel, loaded: LoadedModel, settings: DataConfig, *
             f"run={model.path} was trained with a {vocabulary.kind} vocabulary of {loaded.model.vocab_size} symbols, "
             f"and data={data.name} has a {data.vocabulary.kind} vocabulary of {data.vocabulary.size}: {reason}"
         )
-    if is_own and data_checksum(model.folder) not in (None, data.fingerprint.sha256):
+    if is_own and Summary.read(model.folder).data_checksum not in (None, data.fingerprint.sha256):
         tell(f"note: the text of {model.name} has changed since it was trained: its checksum is another")
     return data
 

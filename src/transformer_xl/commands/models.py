@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from transformer_xl.commands.folders import slug
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model, may_be_on_hub
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.registry import nearest
-from transformer_xl.run_config import SavedConfig, saved_config
+from transformer_xl.run_folder import SavedConfig, saved_config, slug
 
 LATEST = "latest"
 """The value of `run=` that stands for the newest run below `outputs/`."""

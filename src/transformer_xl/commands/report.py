@@ -1,38 +1,178 @@
-"""What a person reads after the last step: scores, what memory gave, a sample, a picture, and what to type next."""
+"""What a person reads of a run: the opening lines, the final table, the loss curve, and what to type next."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
+import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+from lightning.pytorch import Trainer
 
-from transformer_xl.commands.screen import shown
-from transformer_xl.config import EvalConfig, LongEvalConfig
-from transformer_xl.data.lanes import Dataset
+from transformer_xl import build
+from transformer_xl.build import RunLength
+from transformer_xl.commands.tables import print_table
+from transformer_xl.config import EvalConfig
+from transformer_xl.data.datamodule import LaneDataModule
+from transformer_xl.data.lanes import Dataset, split_evenly
 from transformer_xl.data.units import beside_scores, unit_of
+from transformer_xl.devices import other_devices
+from transformer_xl.errors import program
 from transformer_xl.inference.baselines import compressed_bits, unigram_score
-from transformer_xl.inference.evaluate import context_of, evaluate
+from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
+from transformer_xl.model_config import RecurrentConfig
+from transformer_xl.run import Run
+from transformer_xl.run_folder import Summary, shown
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, Unit, in_words
 from transformer_xl.settings import plain, replace
+from transformer_xl.training import loggers as monitors
 from transformer_xl.training import names
-from transformer_xl.training.loggers import UPLOAD_WITH
+from transformer_xl.training.callbacks.checkpoint import validation_is_due
+from transformer_xl.training.loggers import UPLOAD_WITH, optional
+from transformer_xl.training.module import LanguageModule
 
 _COMPRESSED_BYTES = 20_000_000
-_SMOOTHED_SHARE = 0.02
-_NARROW = {"bits per byte": "bits /\nbyte", "segment / memory": "segment /\nmemory"}  # 80 columns hold a unit more
+_SMOOTHED_SHARE = 0.04
+
+
+# ---- before the first step
+
+
+def print_opening(run: Run, corpus: Dataset, module: LanguageModule, trainer: Trainer, length: RunLength) -> None:
+    """Describe the run: model, data, lengths, device, where its results go, and where it goes on."""
+    config, model = run.config, module.model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    embedding = sum(parameter.numel() for name, parameter in model.named_parameters() if "embedding" in name)
+    counts = corpus.counts()
+    chosen = run.identity.choices.get("model", config.model.kind)
+    run.say(f"model    {chosen}, {parameters:,} parameters, {embedding:,} of them embedding")
+    tokens = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    run.say(
+        f"data     {corpus.name}{beside_scores(corpus)}, {corpus.vocabulary.kind} vocabulary of "
+        f"{corpus.vocabulary.size:,}: tokens {tokens}"
+    )
+    source = corpus.fingerprint
+    if source.files:
+        files = "1 file" if source.files == 1 else f"{source.files:,} files"
+        run.say(f"source   {files}, {source.bytes:,} bytes, sha256 {source.sha256[:16]}")
+    unknown = {split: count / counts[split] for split, count in corpus.unknown.items() if count}
+    if unknown:
+        shares = ", ".join(f"{split} {share:.1%}" for split, share in unknown.items())
+        run.say(f"unknown  outside the vocabulary: {shares}")
+    for line in _training_lines(run, model, length) if length.max_steps > 0 else [_scoring_line(run)]:
+        run.say(line)
+    lanes = config.data.batch_size if length.max_steps > 0 else config.eval.batch_size
+    shares_of_lanes = [len(share) for share in split_evenly(lanes, trainer.world_size)]
+    few, many = min(shares_of_lanes), max(shares_of_lanes)
+    run.say(
+        f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}, "
+        f"{few if few == many else f'{few}-{many}'} lanes per device"
+    )
+    for note in _notes(run, counts, length):
+        run.say(f"note     {note}")
+    run.say(f"folder   {shown(run.folder)}")
+    run.say(f"monitor  {run.monitor}")
+    _print_resumed(run, module, length)
+
+
+def _training_lines(run: Run, model: LanguageModel, length: RunLength) -> list[str]:
+    config = run.config
+    lanes, data = config.data.batch_size, config.data
+    held = lanes * model.memory_size(config.model.mem_len) * 4 / 1e6
+    memory = f"memory {config.model.mem_len}"
+    if isinstance(config.model, RecurrentConfig):
+        memory = "state carried on" if config.model.mem_len else "state forgotten after each segment"
+    validation = "none" if length.validate_every is None else f"every {length.validate_every} steps and at the end"
+    varied = f", lengths with sd {data.segment_len_sd:g}" if data.segment_len_sd else ""
+    varied += f", {data.half_segments:.0%} of them half as long" if data.half_segments else ""
+    varied += ", loss on their second halves" if data.loss == "half" else ""
+    warmup = f" after {config.scheduler.warmup_steps:,} steps of warm-up" if config.scheduler.warmup_steps else ""
+    return [
+        f"batch    {lanes} lanes x {data.segment_len} tokens (B x T){varied}, {memory}: "
+        f"{held:,.1f} MB of hidden states",
+        f"learn    {config.optimizer.kind}, lr {config.optimizer.lr:g}{warmup}, then {config.scheduler.kind}",
+        f"run      {length.max_steps:,} steps, {length.tokens:,} tokens, {length.epochs:.2f} epochs; validation "
+        f"{validation}",
+    ]
+
+
+def _scoring_line(run: Run) -> str:
+    lengths = run.config.eval
+    return (
+        f"score    nothing is trained: {lengths.batch_size} lanes x {lengths.segment_len} tokens, memory "
+        f"{lengths.mem_len}"
+    )
+
+
+def _notes(run: Run, counts: Mapping[str, int], length: RunLength) -> list[str]:
+    """Return what is not as a person might think."""
+    config, steps = run.config, length.max_steps
+    notes = [f"the {split} split is empty, and is not scored" for split, count in counts.items() if not count]
+    start, warmup = config.callbacks.weight_average.start_step, config.scheduler.warmup_steps
+    total = getattr(config.scheduler, "total_steps", steps)
+    if start is not None and start > steps:
+        notes.append(
+            f"callbacks.weight_average.start_step is {start}, after the last step, {steps}: nothing is averaged"
+        )
+    if 0 < steps <= warmup:
+        notes.append(f"scheduler.warmup_steps is {warmup}, and the run has {steps} steps: it never ends its warm-up")
+    if run.step < steps and total < steps:
+        notes.append(
+            f"the learning rate is {getattr(config.scheduler, 'min_lr', 0.0):.4g} from step {total:,} on, where the "
+            f"schedule ends: scheduler.total_steps={steps} lets it end with the run"
+        )
+    if run.initial_weights is not None and steps > 0 and not run.names("optimizer.lr"):
+        notes.append(
+            f"optimizer.lr is {config.optimizer.lr:g}, the recipe's for weights that are drawn: trained ones usually "
+            "want a smaller one"
+        )
+    others = other_devices(config.trainer.accelerator, config.trainer.devices)
+    return [*notes, *([others] if others is not None else [])]
+
+
+def _print_resumed(run: Run, module: LanguageModule, length: RunLength) -> None:
+    """Say where the run goes on, and at which learning rate."""
+    if run.state is None:
+        return
+    step, config = run.step, run.config
+    line = f"resumed  at step {step:,} of {length.max_steps:,}"
+    if run.parent is not None:
+        line += f" as a branch of {shown(run.parent)}"
+    if validation_is_due(run.state):
+        line += ", whose validation comes first"
+    if step < length.max_steps:
+        module.schedule.load_state_dict(run.state["schedule"])
+        line += f"; the next learning rate is {config.optimizer.lr * module.schedule(step + 1):.4g}"
+    run.say(line)
+    if run.state["train_memory"] is None:
+        run.say(
+            "note     the checkpoint holds no memory (callbacks.checkpoint.save_memory=false): every lane starts with "
+            "an empty one"
+        )
+    if step >= length.max_steps and run.parent is not None:
+        run.say("note     no step is left to train: a larger trainer.max_steps gives the branch some")
+
+
+def finished_line(run: Run, max_steps: int) -> str:
+    """Say that nothing is left to do, and how the run is made longer."""
+    return (
+        f"{shown(run.folder)} is finished: it is at step {run.step}, and trainer.max_steps is {max_steps}; a larger "
+        "one goes on, with scheduler.total_steps where a cosine shall end there too"
+    )
+
+
+# ---- scores
 
 
 class Row(NamedTuple):
-    """A line of the final table."""
+    """A line of the final table; without `lengths` it is no model's."""
 
     label: str
     split: str
@@ -41,179 +181,287 @@ class Row(NamedTuple):
     tokens_per_second: float | None = None
 
 
-def memory_rows(
-    model: LanguageModel,
-    data: Dataset,
-    *,
-    lengths: EvalConfig,
-    long_eval: LongEvalConfig | None,
-    max_tokens: int,
-    autocast: Callable[[], AbstractContextManager[object]],
-) -> list[Row]:
-    """Score the beginning of the test split with no memory, the run's own, and four times as much.
-
-    A recipe that says how its paper scores the model (`long_eval`) adds a row of that. Windows read without memory.
-    """
-    readings = {}
-    factors = (0, 1, 4) if model.attends else (0, 1)
-    for factor in factors if lengths.stride is None else (0,):
-        changed = replace(lengths, mem_len=lengths.mem_len * factor)
-        if changed.mem_len == 0:
-            changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
-        readings[f"test, memory {changed.mem_len}"] = changed
-    if long_eval is not None:
-        readings["test, at the paper's lengths"] = replace(lengths, stride=None, **plain(long_eval))
-    return [
-        _read(label, model, data, lengths=changed, max_tokens=max_tokens, autocast=autocast)
-        for label, changed in readings.items()
-    ]
+def metric(
+    score: Score, *, unit: Unit, split: str, checkpoint: str, lengths: EvalConfig, read_as: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a score beside everything that it depends on; bits per byte too, wherever the data is text."""
+    return {
+        "loss": _finite(score.loss),
+        **{name: _finite(value) for name, value in unit.figures(score.loss).items()},
+        "tokens": score.tokens,
+        "split": split,
+        "checkpoint": checkpoint,
+        **plain(lengths),
+        **read_as,
+    }
 
 
-def zero_start_row(
-    model: LanguageModel,
-    data: Dataset,
-    *,
-    lengths: EvalConfig,
-    limit: int | None,
-    autocast: Callable[[], AbstractContextManager[object]],
-) -> Row:
-    """Score the test split from a memory of zeros that are attended to.
-
-    Args:
-        model: in evaluation mode.
-        data: whose test split.
-        lengths: how to read.
-        limit: segments or windows to read; None: all.
-        autocast: gives the context of a forward pass.
-    """
-    return _read(
-        "test, memory starts as zeros", model, data, lengths=lengths, limit=limit, zero_start=True, autocast=autocast
-    )
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON knows no NaN and no infinity
 
 
-def _read(
-    label: str,
-    model: LanguageModel,
-    data: Dataset,
-    *,
-    lengths: EvalConfig,
-    max_tokens: int | None = None,
-    limit: int | None = None,
-    zero_start: bool = False,
-    autocast: Callable[[], AbstractContextManager[object]],
-) -> Row:
-    source = data.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
-    began = time.perf_counter()
-    score = evaluate(
-        model,
-        source,
-        context_of(lengths),
-        max_tokens=max_tokens,
-        limit=limit,
-        zero_start=zero_start,
-        autocast=autocast,
-    )
-    return Row(label, "test", score, lengths, score.tokens / (time.perf_counter() - began))
-
-
-def worded(score: Score, data: Dataset, *, split: str) -> str:
+def worded(score: Score, corpus: Dataset, *, split: str) -> str:
     """Say a score in nats and in the units of its corpus."""
     if not score.tokens:
         return "no predictions"
-    figures = unit_of(data, split).shown(score.loss)
+    figures = unit_of(corpus, split).shown(score.loss)
     said = [f"{score.loss:.4f} nats", *(f"{value:.4f} {in_words(name)}" for name, value in figures.items())]
-    return f"loss {', '.join(said)}{beside_scores(data)}"
+    return f"loss {', '.join(said)}{beside_scores(corpus)}"
 
 
-def print_table(console: Console, rows: list[Row], data: Dataset) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FinalReport:
+    """The end of a run: validation, test, what memory gave, a sample, a picture; on the screen and in the summary."""
+
+    run: Run
+    corpus: Dataset
+    module: LanguageModule
+    data: LaneDataModule
+    trainer: Trainer
+    length: RunLength
+    parts: build.Callbacks
+
+    def make(self) -> Summary:
+        """Score the best weights on the test split, and print what a person reads first."""
+        run, config = self.run, self.run.config
+        run.summary.parameters = sum(parameter.numel() for parameter in self.module.model.parameters())
+        run.summary.objective = self._objective()
+        which, step = self._load_best()
+        rows = self._split_rows(which, step)
+        run.signals.release()  # no other process waits for this one from here on
+        if not run.is_main:
+            return run.summary
+        self.module.to(self.trainer.strategy.root_device).eval()
+        scored = self.length.limit_test != 0
+        compares = scored and config.callbacks.report.memory_tokens > 0
+        if scored and config.callbacks.report.zero_start:
+            rows.append(self._read("test, memory starts as zeros", config.eval, zero_start=True))
+            self._add_metric("test_zero_start", rows[-1], which)
+        if compares:
+            rows += self._memory_rows(which)
+            rows.append(Row("test, unigram model", "test", unigram_score(self.corpus), None))
+        print_scores(rows, self.corpus)
+        self._print_words(rows, compares=compares)
+        self._add_speed()
+        self._print_end()
+        return run.summary
+
+    def _objective(self) -> float | None:
+        best, latest = self.parts.checkpoints.best_score, self.parts.recorder.latest
+        if math.isfinite(best):
+            return best
+        return None if latest is None else latest.loss
+
+    def _load_best(self) -> tuple[str, int]:
+        """Take the best checkpoint's weights where there is one; return which they are, and of which step."""
+        best = self.run.folder / "checkpoints" / "best.ckpt"
+        if self.length.checkpointing and math.isfinite(self.parts.checkpoints.best_score) and best.is_file():
+            checkpoint = read_checkpoint(best)
+            self.module.model.load_state_dict(model_weights(checkpoint))
+            return "best", checkpoint["global_step"]
+        return "last" if self.length.max_steps > 0 else "init_from", self.trainer.global_step
+
+    def _split_rows(self, which: str, step: int) -> list[Row]:
+        """Score validation and test, on all processes."""
+        rows, lengths, scores = [], self.run.config.eval, self.module.scores
+        if self.length.validate_every is not None and names.VALIDATION not in scores:
+            # the run stopped after its last step
+            self.trainer.validate(self.module, datamodule=self.data, verbose=False)
+        if names.VALIDATION in scores:
+            score = scores[names.VALIDATION]
+            label = "validation" if step == self.trainer.global_step else f"validation (best, step {step})"
+            loss = self.parts.checkpoints.best_score if which == "best" else score.loss
+            rows.append(Row(label, "valid", Score(loss, score.tokens), lengths))
+            self._add_metric("valid", rows[-1], which)
+            if self.run.summary.objective is None and score.tokens:
+                self.run.summary.objective = score.loss  # of a branch with no step left
+        if self.length.limit_test != 0:
+            self.run.say(f"test     {self.corpus.counts()['test']:,} tokens")
+            self.trainer.test(self.module, datamodule=self.data, verbose=False)
+            rows.append(Row("test", "test", scores[names.TEST], lengths))
+            self._add_metric("test", rows[-1], which)
+        return rows
+
+    def _memory_rows(self, which: str) -> list[Row]:
+        """Score the beginning of the test split with no memory, the run's own, and four times as much.
+
+        A recipe that says how its paper scores the model (`long_eval`) adds a row of that. Windows read without memory.
+        """
+        lengths, long_eval = self.run.config.eval, self.run.config.recipe.long_eval
+        readings = {}
+        factors = (0, 1, 4) if self.module.model.attends else (0, 1)
+        for factor in factors if lengths.stride is None else (0,):
+            changed = replace(lengths, mem_len=lengths.mem_len * factor)
+            if changed.mem_len == 0:
+                changed = replace(changed, same_length=False)  # without memory there is nothing to keep at one length
+            readings[f"test, memory {changed.mem_len}"] = changed
+        if long_eval is not None:
+            readings["test, at the paper's lengths"] = replace(lengths, stride=None, **plain(long_eval))
+        rows = []
+        for label, changed in readings.items():
+            self.run.say(f"{label.replace(',', '    ', 1)}")
+            rows.append(self._read(label, changed, max_tokens=self.run.config.callbacks.report.memory_tokens))
+            self._add_metric(f"test_beginning_memory_{changed.mem_len}", rows[-1], which)
+        return rows
+
+    def _read(self, label: str, lengths: EvalConfig, *, max_tokens: int | None = None, zero_start: bool = False) -> Row:
+        source = self.corpus.lanes(
+            "test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
+        )
+        began = time.perf_counter()
+        score = evaluate(
+            self.module.model,
+            source,
+            lengths=lengths,
+            max_tokens=max_tokens,
+            limit=self.length.limit_test if zero_start else None,
+            zero_start=zero_start,
+            autocast=self.trainer.precision_plugin.forward_context,
+        )
+        return Row(label, "test", score, lengths, score.tokens / (time.perf_counter() - began))
+
+    def _add_metric(self, key: str, row: Row, which: str) -> None:
+        assert row.lengths is not None
+        values = metric(
+            row.score,
+            unit=unit_of(self.corpus, row.split),
+            split=row.split,
+            checkpoint=which,
+            lengths=row.lengths,
+            read_as=self.corpus.read_as,
+        )
+        if row.tokens_per_second is not None:
+            values["tokens_per_second"] = row.tokens_per_second
+        self.run.summary.metrics[key] = values
+
+    def _print_words(self, rows: list[Row], *, compares: bool) -> None:
+        """Say what the scores mean."""
+        say, config = self.run.say, self.run.config
+        for sentence in (words_on_unknown(self.corpus), words_on_memory(rows)):
+            if sentence:
+                say(sentence)
+        if compares:
+            with optional("the footnote on compressors"):
+                say(compressors(self.corpus))
+        if config.callbacks.report.compare_with is not None:
+            say(f"To compare the test's score with: {config.callbacks.report.compare_with}.")
+        start = config.callbacks.weight_average.start_step
+        if start is not None and self.length.max_steps >= start:
+            say(f"Scores are of the weights averaged from step {start:,} on.")
+
+    def _add_speed(self) -> None:
+        """Keep the middle of training's speeds: the first are slowed by warming up."""
+        config = self.run.config
+        speeds = logged_values(self.run.folder / "metrics.jsonl", names.TOKENS_PER_SECOND)
+        if speeds:
+            self.run.summary.metrics["train"] = {
+                "tokens_per_second": statistics.median(speed for _, speed in speeds),
+                "batch_size": config.data.batch_size,
+                "segment_len": config.data.segment_len,
+                "mem_len": config.model.mem_len,
+            }
+
+    def _print_end(self) -> None:
+        """Show a sample, draw the losses, and say what to type next."""
+        say, config, has_trained = self.run.say, self.run.config, self.length.max_steps > 0
+        if config.callbacks.sample.n_tokens > 0:
+            with optional("the sample"):
+                text = build.sampler(config, self.corpus)(self.module.model)
+                say(f"\nA sample, after {build.PROMPT_TOKENS} tokens of prompt:\n\n{text}")
+        if has_trained:
+            with optional("the loss curve"):
+                picture = draw_losses(self.run.folder, self.corpus)
+                step = self.trainer.global_step
+                monitors.log_picture(
+                    self.trainer.loggers, key="loss_curve", step=step, path=picture, axis=names.STEP_AXIS
+                )
+                say(f"\nLoss curve: {shown(picture)}")
+        say("Next:" if has_trained else "\nNext:")
+        for command in next_commands(self.run, self.corpus, has_trained=has_trained):
+            say(f"  {command}")
+
+
+def print_scores(rows: list[Row], corpus: Dataset) -> None:
     """Print the scores in nats and in the units of their corpus."""
     if not rows:
-        console.print("Nothing was scored: validation and test are empty, or turned off.")
+        print("Nothing was scored: validation and test are empty, or turned off.")
         return
-    splits = [row.split for row in rows]
-    units = list(dict.fromkeys(name for split in splits for name in unit_of(data, split).shown(0.0)))
-    *firsts, last = ["nats a token", *map(in_words, units)]
-    table = Table(title=f"{data.name}{beside_scores(data)}: {', '.join(firsts)}, and {last}", title_justify="left")
-    table.add_column("split")
-    for heading in ("loss", *map(in_words, units), "segment / memory", "predictions"):
-        narrow = _NARROW.get(heading, heading) if len(units) > 1 else heading
-        table.add_column(narrow, justify="right", no_wrap=True)
-    for row in rows:
-        lengths = "" if row.lengths is None else _lengths(row.lengths)
-        figures = unit_of(data, row.split).figures(row.score.loss)
-        cells = [f"{value:.4f}" for value in (row.score.loss, *(figures[unit] for unit in units))]
-        if not row.score.tokens:
-            cells = ["no predictions", *[""] * len(units)]
-        table.add_row(row.label, *cells, lengths, f"{row.score.tokens:,}")
-    console.print(table)
-    _print_unknown(console, data)
-    memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]
-    if len(memory) > 1 and _tokens_a_lane(memory[0]) < 2 * _segment_len(memory[0]):
-        console.print(
-            f"For the memory rows a lane read {_tokens_a_lane(memory[0]):.0f} tokens, too few to show what memory "
-            "gives: a smaller eval.batch_size or a larger callbacks.report.memory_tokens would.",
-            soft_wrap=True,
-        )
-    elif len(memory) > 1:
-        gain = memory[0].score.loss - memory[1].score.loss
-        console.print(
-            f"The memory rows read the beginning of each lane of the test split with the same weights: memory gave "
-            f"{gain:.4f} nats a token.",
-            soft_wrap=True,
-        )
-
-
-def _print_unknown(console: Console, data: Dataset) -> None:
-    """Say of scores on much that is unknown that they look better than they are."""
-    tokens = data.counts()
-    shares = {split: data.unknown.get(split, 0) / tokens[split] for split in ("valid", "test") if tokens[split]}
-    if shares and max(shares.values()) > MUCH_UNKNOWN:
-        shown = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
-        console.print(
-            f"Of the tokens, {shown} are unknown, which is easy to foresee: these scores, bits a byte too, compare "
-            "only with those of the same vocabulary.",
-            soft_wrap=True,
-        )
-
-
-def _tokens_a_lane(row: Row) -> float:
-    assert row.lengths is not None
-    return row.score.tokens / row.lengths.batch_size
-
-
-def _segment_len(row: Row) -> int:
-    assert row.lengths is not None
-    return row.lengths.segment_len
-
-
-def _lengths(lengths: EvalConfig) -> str:
-    if lengths.stride is not None:
-        return f"{lengths.segment_len}, stride {lengths.stride}"
-    return f"{lengths.segment_len} / {lengths.mem_len}"
-
-
-def unigram_row(data: Dataset) -> Row:
-    """Score the whole test split by training's token frequencies."""
-    return Row("test, unigram model", "test", unigram_score(data), None)
-
-
-def print_compressors(console: Console, data: Dataset) -> None:
-    """Say what gzip and xz make of the test text, and why that is no score."""
-    unit = unit_of(data, "test")
-    if unit.tokens_per_byte is None:
-        return
-    bits, tokens = compressed_bits(data, max_tokens=max(1, int(_COMPRESSED_BYTES * unit.tokens_per_byte)))
-    name = BITS_PER_CHARACTER if unit.name == BITS_PER_CHARACTER else BITS_PER_BYTE  # nobody reads one in perplexity
-    figures = ", ".join(f"{by} {unit.figures(value * math.log(2))[name]:.3f}" for by, value in bits.items())
-    written = " as the vocabulary writes it, unknown words as <unk>" if unit.name == PERPLEXITY else ""
-    console.print(
-        f"Footnote: {figures} {in_words(name)} on the first {tokens:,} tokens of the test text{written}, "
-        "which they saw themselves.",
-        soft_wrap=True,
+    units = list(dict.fromkeys(name for row in rows for name in unit_of(corpus, row.split).shown(0.0)))
+    *firsts, last = ["nats per token", *map(in_words, units)]
+    print_table(
+        ["split", "loss", *map(in_words, units), "segment / memory", "predictions"],
+        [_cells(row, corpus, units) for row in rows],
+        title=f"{corpus.name}{beside_scores(corpus)}: {', '.join(firsts)}, and {last}",
+        boxed=True,
     )
 
 
-def draw_losses(folder: Path, data: Dataset) -> Path:
+def _cells(row: Row, corpus: Dataset, units: list[str]) -> list[str]:
+    figures = unit_of(corpus, row.split).figures(row.score.loss)
+    scores = [f"{value:.4f}" for value in (row.score.loss, *(figures[unit] for unit in units))]
+    if not row.score.tokens:
+        scores = ["no predictions", *[""] * len(units)]
+    lengths = ""
+    if row.lengths is not None:
+        second = f"{row.lengths.mem_len}"
+        lengths = f"{row.lengths.segment_len} / {second}"
+        if row.lengths.stride is not None:
+            lengths = f"{row.lengths.segment_len}, stride {row.lengths.stride}"
+    return [row.label, *scores, lengths, f"{row.score.tokens:,}"]
+
+
+def words_on_unknown(corpus: Dataset) -> str | None:
+    """Say of scores on much that is unknown that they look better than they are."""
+    tokens = corpus.counts()
+    shares = {split: corpus.unknown.get(split, 0) / tokens[split] for split in ("valid", "test") if tokens[split]}
+    if not shares or max(shares.values()) <= MUCH_UNKNOWN:
+        return None
+    said = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    return (
+        f"Of the tokens, {said} are unknown, which is easy to foresee: these scores, bits per byte too, compare only "
+        "with those of the same vocabulary."
+    )
+
+
+def words_on_memory(rows: list[Row]) -> str | None:
+    """Say what the rows of memory lengths show, or that they show nothing."""
+    memory = [row for row in rows if row.label.startswith("test, memory ") and row.label[-1].isdigit()]
+    if len(memory) < 2:
+        return None
+    without, own = memory[:2]
+    assert without.lengths is not None
+    per_lane = without.score.tokens / without.lengths.batch_size
+    if per_lane < 2 * without.lengths.segment_len:
+        return (
+            f"For the memory rows a lane read {per_lane:.0f} tokens, too few to show what memory gives: a smaller "
+            "eval.batch_size or a larger callbacks.report.memory_tokens would."
+        )
+    return (
+        "The memory rows read the beginning of each lane of the test split with the same weights: cut off from the "
+        f"memory that it was trained with, the model loses {without.score.loss - own.score.loss:.4f} nats per token; "
+        "one trained without (model.mem_len=0) would lose less."
+    )
+
+
+def compressors(corpus: Dataset) -> str:
+    """Say what gzip and xz make of the test text, and why that is no score."""
+    unit = unit_of(corpus, "test")
+    if unit.tokens_per_byte is None:
+        return ""
+    bits, tokens = compressed_bits(corpus, max_tokens=max(1, int(_COMPRESSED_BYTES * unit.tokens_per_byte)))
+    name = BITS_PER_CHARACTER if unit.name == BITS_PER_CHARACTER else BITS_PER_BYTE  # nobody reads one in perplexity
+    figures = ", ".join(f"{by} {unit.figures(value * math.log(2))[name]:.3f}" for by, value in bits.items())
+    written = " as the vocabulary writes it, unknown words as <unk>" if unit.name == PERPLEXITY else ""
+    return (
+        f"Footnote: {figures} {in_words(name)} on the first {tokens:,} tokens of the test text{written}, which they "
+        "saw themselves."
+    )
+
+
+# ---- figures and commands
+
+
+def draw_losses(folder: Path, corpus: Dataset) -> Path:
     """Draw training and validation loss against the step into `loss.png`, in the unit of the vocabulary."""
     import matplotlib
 
@@ -223,18 +471,18 @@ def draw_losses(folder: Path, data: Dataset) -> Path:
     train = logged_values(folder / "metrics.jsonl", names.TRAIN_LOSS)
     val = logged_values(folder / "metrics.jsonl", f"{names.VALIDATION}/{names.LOSS}")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    unit = unit_of(data, "train")
+    unit = unit_of(corpus, "train")
     values = [unit.of(loss) for _, loss in train]
-    validated = [unit_of(data, "valid").of(loss) for _, loss in val]
+    validated = [unit_of(corpus, "valid").of(loss) for _, loss in val]
     steps = [step for step, _ in train]
-    axes.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(steps, values, color="tab:blue", alpha=0.2, linewidth=0.8)
     axes.plot(steps, _smoothed(values), color="tab:blue", label="training (smoothed)")
     axes.plot([step for step, _ in val], validated, "o-", color="tab:orange", label="validation")
-    tail = [*values[len(values) // 20 :], *validated]
-    tail = [value for value in tail if math.isfinite(value)]
+    tail = [value for value in (*values[len(values) // 20 :], *validated) if math.isfinite(value)]
     if tail and max(tail) > 0:
         axes.set_ylim(min(tail) * 0.97, max(tail) * 1.03)
-    axes.set(xlabel="optimizer step", ylabel=f"{in_words(unit.name)}{beside_scores(data)}")
+    axes.set(xlabel="optimizer step", ylabel=f"{in_words(unit.name)}{beside_scores(corpus)}")
+    axes.set_title(f"{folder.name}: {corpus.name}", loc="left")
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"
@@ -263,18 +511,18 @@ def _smoothed(values: list[float]) -> list[float]:
     return smoothed
 
 
-def next_commands(folder: Path, monitor: str, data: Dataset, *, trained: bool) -> list[str]:
-    """Give the commands that a person would type next; there is no model to use where none was trained."""
-    where = shlex.quote(shown(folder))
-    _, _, upload = monitor.partition(UPLOAD_WITH)
+def next_commands(run: Run, corpus: Dataset, *, has_trained: bool) -> list[str]:
+    """Return the commands that a person would type next; there is no model to use where none was trained."""
+    where = shlex.quote(shown(run.folder))
+    _, _, upload = run.monitor.partition(UPLOAD_WITH)
     watch = upload or f"ls {where}"
-    if not trained:
+    if not has_trained:
         return [watch]
-    more, generate = "data=text data.path=YOUR_TEXT", f"python generate.py run={where}"
-    if data.name == "tokens":
-        more = f"data=tokens data.path=YOUR_IDS data.vocab_size={data.vocabulary.size}"
-    elif not data.text_bytes:
-        more = f"data={data.name}"
-    if not data.text_bytes:
+    more, generate = "data=text data.path=YOUR_TEXT", f"{program('generate')} run={where}"
+    if corpus.name == "tokens":
+        more = f"data=tokens data.path=YOUR_IDS data.vocab_size={corpus.vocabulary.size}"
+    elif not corpus.text_bytes:
+        more = f"data={corpus.name}"
+    if not corpus.text_bytes:
         generate += " format=tokens prompt=0"
-    return [f"python evaluate.py run={where}", generate, watch, f"python train.py init_from={where} {more}"]
+    return [f"{program('evaluate')} run={where}", generate, watch, f"{program('train')} init_from={where} {more}"]

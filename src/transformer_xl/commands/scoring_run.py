@@ -21,7 +21,7 @@ from transformer_xl.inference.text_ids import TextEncoder
 from transformer_xl.inference.texts import Input, Part, read_texts
 from transformer_xl.inference_config import ScoreConfig
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.training.signals import StopSignals
+from transformer_xl.training.stopping import StopSignals
 
 _SEGMENT_LEN = 128
 """Tokens read at once by a model that does not come from a run."""

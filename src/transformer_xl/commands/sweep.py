@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,25 +19,34 @@ from types import FrameType
 from typing import Any, ClassVar, cast
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from transformer_xl.commands import cli
-from transformer_xl.commands.comparison import print_comparison
-from transformer_xl.commands.tables import JobRecord, print_rows, printable
-from transformer_xl.scores import BITS_PER_BYTE
+from transformer_xl.commands.tables import print_table, printable
+from transformer_xl.errors import atomic_write, program
+from transformer_xl.run_folder import Summary, shown
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
 RECORD = "job.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _INTERRUPTED = 128 + signal.SIGINT
 _OF_THE_SWEEP = (
-    "hydra.sweep",
-    "hydra/sweep",
-    "hydra.launcher",
-    "hydra/launcher",
-    "hydra.mode",
-    "hydra.run.",
-    "hydra.callbacks.txl_sweep",
+    *("hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher"),
+    *("hydra.mode", "hydra.run.", "hydra.callbacks.txl_sweep"),
+)
+_ROW = "row="
+_COMPARISON = (
+    "row",
+    "data",
+    "parameters",
+    "tokens",
+    "test",
+    "start of test",
+    "4 x memory",
+    "train tok/s",
+    "eval tok/s",
 )
 
 
@@ -48,9 +59,17 @@ class SweepEnded(BaseException):
 
 
 class SweepFolder(Callback):
-    """Learns where the sweep's jobs have their folders, and settles it for all of them, in other processes too."""
+    """Learns what is swept and where the jobs have their folders, and settles it for them, in other processes too.
+
+    Attributes:
+        path: folder of the sweep.
+        swept: keys that have several values.
+        jobs: how many there are; None: that only the sweeper knows.
+    """
 
     path: ClassVar[Path | None] = None
+    swept: ClassVar[frozenset[str]] = frozenset()
+    jobs: ClassVar[int | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Name the folder once; what goes wrong with it is reported where Hydra makes it."""
@@ -60,11 +79,25 @@ class SweepFolder(Callback):
             return
         SweepFolder.path = folder
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={cli.quote(str(folder))}")
+        params = config.hydra.sweeper.get("params") or {}
+        _note_swept([*(f"{key}={value}" for key, value in params.items()), *_as_written(config.hydra.overrides.task)])
 
     @classmethod
     def as_override(cls) -> str:
-        """Give the override that adds this callback to Hydra's."""
+        """Return the override that adds this callback to Hydra's."""
         return f"+hydra.callbacks.txl_sweep={{_target_:{cls.__module__}.{cls.__qualname__}}}"
+
+
+def _note_swept(lines: list[str]) -> None:
+    jobs, swept = 1, set()
+    try:
+        for override in OverridesParser.create().parse_overrides(lines):
+            if override.is_sweep_override():
+                swept.add(cli.key_of(str(override.input_line)))
+                jobs *= len(list(override.sweep_string_iterator()))
+        SweepFolder.swept, SweepFolder.jobs = frozenset(swept), jobs
+    except Exception:  # a sweeper's own grammar
+        SweepFolder.swept, SweepFolder.jobs = frozenset(swept), None
 
 
 @dataclass(frozen=True)
@@ -79,8 +112,29 @@ class JobCommand:
     def of_this_process(cls, flags: tuple[str, ...]) -> JobCommand:
         """Start jobs as the user started this process: by a script, a console script, or `-m`."""
         spec = sys.modules["__main__"].__spec__
-        program = [os.path.abspath(sys.argv[0])] if spec is None else ["-m", spec.name]
-        return cls(entry=(sys.executable, *program), flags=flags, token=os.urandom(8).hex())
+        started = [os.path.abspath(sys.argv[0])] if spec is None else ["-m", spec.name]
+        return cls(entry=(sys.executable, *started), flags=flags, token=os.urandom(8).hex())
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What `job.json` holds."""
+
+    sweep: str
+    number: int
+    overrides: list[str]
+    objective: float | None
+    exit_code: int
+    folder: str
+
+    @property
+    def summary(self) -> Summary:
+        """What the job's `summary.json` says."""
+        return Summary.read(Path(self.folder))
+
+    def choice(self, key: str) -> str | None:
+        """Return the value of an override that begins with `key`."""
+        return next((line.removeprefix(key) for line in self.overrides if line.startswith(key)), None)
 
 
 @dataclass(frozen=True)
@@ -94,7 +148,7 @@ class Task:
 
 
 def run_job(command: JobCommand) -> float:
-    """Run the job that Hydra is at in a process of its own, record its outcome, and give its objective.
+    """Run the job that Hydra is at in a process of its own, record its outcome, and return its objective.
 
     Returns:
         The objective that the job left in `summary.json`; nan when it failed or left none.
@@ -105,18 +159,24 @@ def run_job(command: JobCommand) -> float:
     hydra = HydraConfig.get()
     folder = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute()
     overrides = _as_written(hydra.overrides.task)
+    number = int(hydra.job.num)
+    of = "" if SweepFolder.jobs is None else f" of {SweepFolder.jobs}"
+    print(f"job {number + 1}{of}: {_varied(overrides, SweepFolder.swept)}", file=sys.stderr, flush=True)
     kept = [line for line in _as_written(hydra.overrides.hydra) if not cli.key_of(line).startswith(_OF_THE_SWEEP)]
     arguments = [*command.flags, *overrides, *kept, "hydra.mode=RUN", f"hydra.run.dir={cli.quote(str(folder))}"]
     exit_code, received = _run_process([*command.entry, cli.ALREADY_QUOTED, *arguments])
+    objective = Summary.read(folder).objective if exit_code == 0 else None
     record = JobRecord(
         sweep=command.token,
-        number=int(hydra.job.num),
+        number=number,
         overrides=overrides,
-        objective=_read_objective(folder) if exit_code == 0 else None,
+        objective=objective if objective is not None and math.isfinite(objective) else None,
         exit_code=exit_code,
         folder=str(folder),
     )
-    _write_record(folder, record)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / RECORD) as file:
+        json.dump(asdict(record), file, indent=1)
     if received is not None:
         raise SweepEnded(exit_code if exit_code not in (0, 1, 2) else 128 + received)
     if exit_code == _INTERRUPTED:
@@ -129,6 +189,11 @@ def _as_written(overrides: object) -> list[str]:
     lines = OmegaConf.to_container(cast(ListConfig, overrides), resolve=False)
     assert isinstance(lines, list)
     return lines
+
+
+def _varied(overrides: Sequence[str], keys: frozenset[str]) -> str:
+    lines = [line for line in overrides if not keys or cli.key_of(line) in keys]
+    return printable(" ".join(map(cli.as_typed, lines)))
 
 
 def _run_process(argv: list[str]) -> tuple[int, int | None]:
@@ -157,7 +222,7 @@ def _run_process(argv: list[str]) -> tuple[int, int | None]:
 
 
 @contextmanager
-def _handling_signals(handler: Any) -> Iterator[None]:
+def _handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,19 +235,26 @@ def _handling_signals(handler: Any) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def _read_objective(folder: Path) -> float | None:
-    try:
-        objective = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["objective"]
-        return float(objective) if objective is not None and math.isfinite(objective) else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+def finish(token: str) -> bool:
+    """Print the tables of the jobs that ran, and return whether all succeeded; forget a folder where none did run."""
+    folder = SweepFolder.path
+    if folder is None:
+        return True
+    records = read_records(folder, token)
+    if records:
+        _print_table(records)
+        _print_seeds(records)
+        print_comparison(records)
+    elif {path.name for path in folder.glob("*")} == {"multirun.yaml"}:
+        (folder / "multirun.yaml").unlink()
+    return all(record.exit_code == 0 for record in records)
 
 
-def _write_record(folder: Path, record: JobRecord) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{RECORD}.tmp"
-    unfinished.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
-    unfinished.replace(folder / RECORD)
+def command_to_go_on(typed: Sequence[str]) -> str:
+    """Return the command that goes on with a sweep that was stopped."""
+    kept = [word for word in typed[1:] if cli.key_of(word) not in ("resume", "hydra.sweep.dir")]
+    folder = "" if SweepFolder.path is None else f" hydra.sweep.dir={shlex.quote(shown(SweepFolder.path))}"
+    return f"{program('train')} {shlex.join(kept)} resume=auto{folder}"
 
 
 def read_records(folder: Path, token: str) -> list[JobRecord]:
@@ -191,42 +263,95 @@ def read_records(folder: Path, token: str) -> list[JobRecord]:
     return sorted((record for record in found if record.sweep == token), key=lambda record: record.number)
 
 
-def finish(token: str) -> bool:
-    """Print the table of the jobs that ran, and say whether all succeeded; forget a folder where none did run."""
-    folder = SweepFolder.path
-    if folder is None:
-        return True
-    records = read_records(folder, token)
-    if records:
-        _print_table(records)
-        print_comparison(records)
-    elif {path.name for path in folder.glob("*")} == {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink()
-    return all(record.exit_code == 0 for record in records)
-
-
 def _print_table(records: list[JobRecord]) -> None:
+    """Print what each job reached, the best first."""
     shared = set.intersection(*(set(record.overrides) for record in records)) if len(records) > 1 else set()
-    bits = [_read_bits(Path(record.folder)) for record in records]
-    header = ["job", "overrides", "objective", *(["bits a byte"] if any(bits) else []), "status", "folder"]
+    bits = {record.number: record.summary.metrics.get("valid", {}).get(BITS_PER_BYTE) for record in records}
+    has_bits = any(value is not None for value in bits.values())
+    rows = []
+    for record in sorted(records, key=lambda one: math.inf if one.objective is None else one.objective):
+        rows.append(
+            [
+                str(record.number),
+                printable(" ".join(cli.as_typed(line) for line in record.overrides if line not in shared)),
+                "-" if record.objective is None else f"{record.objective:.6g}",
+                *([_number(bits[record.number], ".4f")] if has_bits else []),
+                "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",
+                printable(os.path.relpath(record.folder)),
+            ]
+        )
+    heading = ["bits per byte"] if has_bits else []
+    print_table(["job", "overrides", "objective (val/loss, nats)", *heading, "status", "folder"], rows)
+    if len(records) > 1 and rows[0][2] != "-":
+        print(f"best: job {rows[0][0]}, {rows[0][1]}")
+
+
+def _print_seeds(records: list[JobRecord]) -> None:
+    """Print mean and deviation of jobs that differ by `seed` alone."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for record in records:
+        others = tuple(line for line in record.overrides if cli.key_of(line) != "seed")
+        if record.objective is not None and len(others) < len(record.overrides):
+            groups.setdefault(others, []).append(record.objective)
+    shared = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
     rows = [
         [
-            str(record.number),
-            printable(" ".join(cli.as_typed(line) for line in record.overrides if line not in shared)),
-            "-" if record.objective is None else f"{record.objective:.6g}",
-            *([found or "-"] if any(bits) else []),
-            "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",
-            printable(os.path.relpath(record.folder)),
+            printable(" ".join(cli.as_typed(line) for line in others if line not in shared)) or "all",
+            str(len(values)),
+            f"{statistics.fmean(values):.5f} ± {statistics.stdev(values):.5f}",
         ]
-        for record, found in zip(records, bits, strict=True)
+        for others, values in groups.items()
+        if len(values) > 1
     ]
-    print_rows(header, rows)
+    if rows:
+        print()
+        print_table(["overrides", "seeds", "objective, mean ± deviation"], rows)
 
 
-def _read_bits(folder: Path) -> str | None:
-    """Read a job's bits a byte on the validation split, which compare whatever the vocabulary is."""
-    try:
-        metrics = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["metrics"]
-        return f"{metrics['valid'][BITS_PER_BYTE]:.4f}"
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+def print_comparison(records: Sequence[JobRecord]) -> None:
+    """Print a table of the jobs that a comparison's rows made (`row=` in their overrides), if there are any.
+
+    Scores are in the unit of each corpus; the beginning of the test split is read with the memory that the row was
+    trained with, and with four times as much where it has one.
+    """
+    rows = [_compared(record) for record in records if record.choice(_ROW) is not None]
+    if rows:
+        print()
+        print_table(_COMPARISON, sorted(rows, key=lambda row: row[1]))
+        print(
+            "start of test: the first tokens of every lane, with the memory that the row was trained with; 4 x memory: "
+            "the same with four times as much; -: the row has no memory whose length matters."
+        )
+
+
+def _compared(record: JobRecord) -> list[str]:
+    summary = record.summary
+    test, train = summary.metrics.get("test", {}), summary.metrics.get("train", {})
+    beginnings = {
+        values["mem_len"]: values for name, values in summary.metrics.items() if name.startswith("test_beginning_")
+    }
+    own = beginnings.get(test.get("mem_len"), {})
+    longer = beginnings.get(4 * test["mem_len"], {}) if test.get("mem_len") else {}
+    read_as = " ".join(f"{name}={value}" for name, value in summary.read_as.items())
+    return [
+        record.choice(_ROW) or "",
+        " ".join(filter(None, (record.choice("data="), read_as))),
+        _number(summary.parameters or None),
+        _number(summary.tokens or None),
+        _score(test),
+        _score(own),
+        _score(longer),
+        _number(train.get("tokens_per_second")),
+        _number(own.get("tokens_per_second")),
+    ]
+
+
+def _number(value: float | None, form: str = ",.0f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _score(values: dict[str, Any]) -> str:
+    for unit in (PERPLEXITY, BITS_PER_CHARACTER, BITS_PER_BYTE):  # the vocabulary's own before what all have
+        if values.get(unit) is not None:
+            return f"{values[unit]:.4f} {unit}"
+    return "-"

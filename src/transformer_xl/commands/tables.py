@@ -1,35 +1,37 @@
-"""What a sweep knows of its jobs, and tables of them on the screen."""
+"""Tables on the screen."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+_NARROW = {"bits per byte": "bits\n/ byte", "segment / memory": "segment /\nmemory"}  # 80 columns hold a unit more
+_MANY = 5
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """What `job.json` holds."""
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, boxed: bool = False
+) -> None:
+    """Print a table whose first column is text and the others short: drawn on a terminal, in plain columns elsewhere.
 
-    sweep: str
-    number: int
-    overrides: list[str]
-    objective: float | None
-    exit_code: int
-    folder: str
-
-
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: drawn on a terminal, in plain columns elsewhere."""
-    if sys.stdout.isatty():
+    Args:
+        header: names of the columns.
+        rows: cells.
+        title: above it.
+        boxed: draw it everywhere.
+    """
+    if boxed or sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*header)
+        table = Table(title=None if title is None else Text(title), title_justify="left")
+        for number, name in enumerate(header):
+            heading = _NARROW.get(name, name) if len(header) > _MANY else name
+            table.add_column(heading, justify="right" if number and boxed else "left", no_wrap=bool(number) and boxed)
         for row in rows:
             table.add_row(*map(Text, row))
-        Console().print(table)
+        Console(highlight=False).print(table)
         return
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):

@@ -1,22 +1,31 @@
-"""`train.py`: compose, build in order, train, report, and give the best validation loss back to Hydra."""
+"""`train.py`: compose, build in order, train, report."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import logging
-import os
+import shlex
 import sys
 import warnings
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from transformer_xl.commands import cli, folders, ranks
-from transformer_xl.commands.cli import AUTO, Call, Configured, configure
+from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import go_on_without_screen
-from transformer_xl.commands.run_lock import only_process
-from transformer_xl.errors import UserError
-from transformer_xl.run_config import read_config
-from transformer_xl.training.signals import StopSignals
+from transformer_xl.errors import UserError, program
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, Trainer
+
+    from transformer_xl.build import RunLength
+    from transformer_xl.config import Config
+    from transformer_xl.data.datamodule import LaneDataModule
+    from transformer_xl.data.lanes import Dataset
+    from transformer_xl.run import Command, Run
+    from transformer_xl.run_folder import Summary
+    from transformer_xl.training.module import LanguageModule
 
 
 def main() -> None:
@@ -24,59 +33,138 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal cannot show
     go_on_without_screen()
-    sys.exit(cli.run("train", train, check=configure))
+    with contextlib.suppress(Exception):  # where there is no screen
+        faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
+    sys.exit(cli.run("train", _train_by_command))
 
 
-def train(call: Call) -> float | None:
+def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:
     """Train one run, or go on with one.
 
     Args:
-        call: the command.
+        config: of `compose`.
+        callbacks: Lightning's, beside the program's own.
 
     Returns:
-        The objective: the best validation loss in nats, the last training loss where nothing validates.
+        What `summary.json` says.
+
+    Raises:
+        UserError: what is asked for cannot work.
+        Stopped: a signal or `trainer.max_time` ended the run, which can be resumed.
     """
-    configured = configure(call)
-    with StopSignals(speaks=ranks.is_main()) as signals:
-        from transformer_xl.commands.companions import leave_quietly
-        from transformer_xl.commands.training_run import TrainingRun  # takes seconds, which `--help` need not wait for
+    from transformer_xl.run import Command
 
-        _quiet_libraries()
-        try:
-            folder = _folder(configured, call)
-            with only_process(folder) if ranks.is_main() else nullcontext():
-                return TrainingRun(configured, call, folder, signals).run()
-        except Exception as error:
-            leave_quietly(error)
-            raise
-        finally:
-            if ranks.is_main():
-                folders.discard_claimed()
+    return _train(lambda: (config, Command()), callbacks)
 
 
-def _folder(configured: Configured, call: Call) -> Path:
-    """Return the folder of the run, made where it is a new one."""
-    config, choices = configured
-    if config.resume not in (None, AUTO):
-        run = Path(os.path.expanduser(str(config.resume))).absolute()
-        if config.name in (None, read_config(run).get("name")):
-            if call.folder not in (None, run):
-                raise UserError("hydra.run.dir cannot be given with resume=, which goes on in the run's own folder")
-            return run
-    folder = call.folder
-    if folder is None:
-        resume = AUTO if config.resume == AUTO else None
-        names = (choices.get("model", config.model.kind), choices.get("data", config.data.kind))
-        folder = Path(folders.run_folder("outputs", config.name, *names, resume)).absolute()
-    if not folder.exists():
-        folders.make(folder)
-    return folder
+def _train_by_command(call: cli.Call) -> None:
+    from transformer_xl.run import Command  # takes seconds, which `--help` need not wait for
+
+    def ask() -> tuple[Config, Command]:
+        config, choices = cli.configure(call)
+        return config, Command(typed=call.command, folder=call.folder, given=call.given, choices=choices)
+
+    _train(ask, ())
+
+
+def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callback]) -> Summary:
+    from transformer_xl import build
+    from transformer_xl.commands.report import FinalReport, finished_line, print_opening
+    from transformer_xl.run import open_run
+    from transformer_xl.run_folder import Summary
+
+    _quiet_libraries()
+    with open_run(ask) as run:
+        for note in run.notes:
+            run.say(note)
+        if run.is_done:
+            return run.summary
+        corpus = build.corpus(run)
+        length = build.run_length(run.config, corpus)
+        run.config = build.with_total_steps(run.config, length)
+        run.refuse_other_data(corpus, max_steps=length.max_steps)
+        if run.was_finished(length.max_steps):
+            run.say(finished_line(run, length.max_steps))
+            return Summary.read(run.folder)
+        model = build.model(run, corpus)
+        run.refuse_other_weights(model)
+        module = build.module(run.config, model, length)
+        data = build.datamodule(run.config, corpus, length)
+        parts = build.callbacks(run, corpus, model, data, length)
+        trainer = build.trainer(run.config, length, parts.in_order(callbacks), folder=run.folder)
+        run.begin(corpus, trainer, data.tokens_after, cut=parts.recorder.cut)
+        print_opening(run, corpus, module, trainer, length)
+        with _memory_in_one_sentence(run, module, trainer):
+            _fit(run, corpus, module, data, trainer, length)
+            return FinalReport(
+                run=run, corpus=corpus, module=module, data=data, trainer=trainer, length=length, parts=parts
+            ).make()
+
+
+def _fit(
+    run: Run, corpus: Dataset, module: LanguageModule, data: LaneDataModule, trainer: Trainer, length: RunLength
+) -> None:
+    from transformer_xl.commands.report import worded
+    from transformer_xl.devices import keep_freed_memory
+    from transformer_xl.training import names
+
+    if trainer.strategy.root_device.type == "cpu":
+        keep_freed_memory()
+    run.signals.hold()  # until the last batch that other processes wait for
+    begins_trained = run.initial_weights is not None
+    run.initial_weights = run.state = None  # what was copied, and what Lightning reads again, need not be kept
+    if begins_trained and length.validate_every is not None:
+        trainer.validate(module, datamodule=data, verbose=False)
+        start = worded(module.scores[names.VALIDATION], corpus, split="valid")
+        run.say(f"start    {start} on the validation split")
+    if length.max_steps > 0:
+        trainer.fit(module, datamodule=data, ckpt_path=run.checkpoint, weights_only=True)
+
+
+@contextlib.contextmanager
+def _memory_in_one_sentence(run: Run, module: LanguageModule, trainer: Trainer) -> Iterator[None]:
+    """Say what to try where the device runs out of memory."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(out_of_memory(run, processes=trainer.world_size, is_training=module.training)) from error
+
+
+def out_of_memory(run: Run, *, processes: int, is_training: bool) -> str:
+    """Say what a device's memory was asked to hold, and what to try next."""
+    data, lengths = run.config.data, run.config.eval
+    if not is_training:
+        held = (
+            f"the device ran out of memory in an evaluation: eval.batch_size is {lengths.batch_size}, "
+            f"eval.segment_len {lengths.segment_len} and eval.mem_len {lengths.mem_len}"
+        )
+        fewer = max(lengths.batch_size // 2, processes)
+        smaller = "a smaller eval.segment_len or eval.mem_len"
+        return f"{held}; try {smaller if fewer == lengths.batch_size else f'eval.batch_size={fewer}'}"
+    held = (
+        f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
+        f"{data.segment_len}, model.mem_len {run.config.model.mem_len} and data.lane_chunks {data.lane_chunks}"
+    )
+    most = data.batch_size // processes
+    if data.lane_chunks >= most:
+        return (
+            f"{held}, the most for {most} lanes a process; try a smaller data.segment_len, model.mem_len or "
+            "data.batch_size, or more trainer.devices"
+        )
+    advice = f"data.lane_chunks={min(2 * data.lane_chunks, most)}, which gives the same gradients"
+    if not (run.folder / "checkpoints" / "last.ckpt").exists():
+        return f"{held}; try {advice}"
+    return f"{held}; go on with {program('train')} resume={shlex.quote(str(run.folder))} {advice}"
 
 
 def _quiet_libraries() -> None:
     """Keep what Lightning says to developers off the screen of a person who trains; after its import sets levels."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # but the launcher says which process it has lost when it ends all others
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"):
         warnings.filterwarnings("ignore", message=message)

@@ -16,7 +16,7 @@ from serving import Work, serve
 from steps import Evaluation, Generation, Text, Training, autocast
 from torch import Tensor
 
-from transformer_xl.freed_memory import keep_freed_memory
+from transformer_xl.devices import keep_freed_memory
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.model_config import parse_model

@@ -11,13 +11,12 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from transformer_xl.data.stream import Batch
-from transformer_xl.errors import Stopped
+from transformer_xl.errors import Stopped, program
 from transformer_xl.training import names
 from transformer_xl.training.callbacks.recorder import Recorder
 from transformer_xl.training.checkpoint_file import LAST, link, remove_leftovers, step_checkpoints
 from transformer_xl.training.lane_chunks import count_in_chunks
-from transformer_xl.training.signals import EXIT_CODES
-from transformer_xl.training.stops import Stops, in_words
+from transformer_xl.training.stopping import EXIT_CODES, Stops, in_words
 
 
 class Checkpoints(Callback):
@@ -145,7 +144,7 @@ class Checkpoints(Callback):
     def _stop_if(self, trainer: Trainer, reason: int, *, step: int) -> None:
         if reason:
             folder = shlex.quote(str(self._folder.parent))
-            advice = f"; go on with: python train.py resume={folder}" if self._enabled else ""
+            advice = f"; go on with: {program('train')} resume={folder}" if self._enabled else ""
             raise Stopped(f"stopped at step {step} by {in_words(reason)}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.test_configs import composed
+from transformer_xl.build import RunLength, run_length
 from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import RecallConfig
-from transformer_xl.plan import Plan, make_plan
 
 SIZES = ["data.batch_size=2", "data.segment_len=10", "data.train_tokens=200", "data.eval_tokens=100"]
 VARYING = ["data.segment_len_sd=2", "data.half_segments=0.3"]
 EPOCHS = ["trainer.max_steps=-1", "trainer.max_epochs=3"]
 
 
-def planned(*overrides: str) -> Plan:
+def planned(*overrides: str) -> RunLength:
     config = composed("data=recall", "data.block_len=5", *SIZES, *overrides)
     assert isinstance(config.data, RecallConfig)
-    return make_plan(config, Recall(config=config.data, seed=config.seed))
+    return run_length(config, Recall(config=config.data, seed=config.seed))
 
 
-def counts(plan: Plan) -> list[int]:
+def counts(plan: RunLength) -> list[int]:
     return [plan.layout.count(epoch) for epoch in range(9)]
 
 
@@ -78,8 +78,3 @@ def test_limits_of_an_evaluation_are_shares_of_its_windows(stride: str, windows:
     assert (plan.limit_val, plan.limit_test) == (round(windows / 2), windows)
     plan = planned(f"eval.stride={stride}", "trainer.limit_val_batches=3", "trainer.limit_test_batches=0")
     assert (plan.limit_val, plan.limit_test) == (3, 0)
-
-
-def test_a_run_of_no_steps_reads_nothing() -> None:
-    plan = planned("trainer.max_steps=0", "init_from=some/model")
-    assert (plan.max_steps, plan.epochs, plan.tokens) == (0, 0, 0)

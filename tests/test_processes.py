@@ -1,0 +1,187 @@
+"""Processes of a run: who started them, who speaks, and what becomes of the others when one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch import Trainer
+
+from tests.conftest import REPOSITORY, read_values, run_training, tiny_overrides
+from tests.training.processes import SECONDS, Ended, is_alive, start_slowed, wait_until
+from transformer_xl import processes
+from transformer_xl.errors import UserError
+
+EXACT = ["trainer.precision=64-true", "data.batch_size=5", "trainer.max_steps=6"]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_main"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "4", "LOCAL_RANK": "0"}, False),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, True),
+    ],
+    ids=str,
+)
+def test_one_process_is_the_main_one(variables: pytest.MonkeyPatch, environment: dict[str, str], is_main: bool) -> None:
+    for name, value in environment.items():
+        variables.setenv(name, value)
+    assert processes.is_main() is is_main
+
+
+def test_who_started_the_processes(variables: pytest.MonkeyPatch) -> None:
+    assert processes.cluster_environment() is None
+    variables.setenv("SLURM_NTASKS", "4")
+    assert isinstance(processes.cluster_environment(), LightningEnvironment)  # a batch script that calls python itself
+    variables.setenv("SLURM_STEP_ID", "0")
+    with pytest.raises(UserError, match="--ntasks-per-node=4"):
+        processes.cluster_environment()
+    variables.setenv("SLURM_NTASKS_PER_NODE", "2")
+    environment = processes.cluster_environment()
+    assert isinstance(environment, SLURMEnvironment)
+    assert not environment.auto_requeue
+    variables.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert isinstance(processes.cluster_environment(), TorchElasticEnvironment)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "machines", "devices", "nodes", "words"),
+    [
+        (4, 2, 2, 2, None),
+        (4, 1, 1, 1, "srun started 4 processes.* ask for 1: give trainer.devices=4 trainer.num_nodes=1"),
+        (4, 2, 4, 1, "srun started processes on 2 machines, and trainer.num_nodes is 1: give trainer.devices=2"),
+    ],
+)
+def test_other_numbers_than_srun_started_are_refused(
+    variables: pytest.MonkeyPatch, tasks: int, machines: int, devices: int, nodes: int, words: str | None
+) -> None:
+    for name, value in {"NTASKS": tasks, "NTASKS_PER_NODE": tasks // machines, "NNODES": machines}.items():
+        variables.setenv(f"SLURM_{name}", str(value))
+    for name in ("PROCID", "LOCALID", "NODEID", "STEP_ID"):
+        variables.setenv(f"SLURM_{name}", "0")
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        num_nodes=nodes,
+        plugins=[processes.cluster_environment()],
+        logger=False,
+        enable_checkpointing=False,
+    )
+    if words is None:
+        processes.check_number(trainer)
+        return
+    with pytest.raises(UserError, match=words):
+        processes.check_number(trainer)
+
+
+def run_under(first: tuple[str, ...], arguments: list[str], cwd: Path, **environment: str) -> Ended:
+    process = subprocess.Popen(
+        [*first, str(REPOSITORY / "train.py"), *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    return Ended(process.returncode, stdout, stderr, {})
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_are_one_run(text_file: Path, tmp_path: Path) -> None:
+    """The first one alone names its folder."""
+    base = [*tiny_overrides(text_file, tmp_path), *EXACT]
+    one = run_training([*base, f"hydra.run.dir={tmp_path / 'one'}"], tmp_path)
+    assert one.status == 0, one.stderr
+    monitored = [argument for argument in base if argument != "logger=none"]
+    ended = run_under(TORCHRUN, [*monitored, "trainer.devices=2"], tmp_path, WANDB_MODE="offline")
+    assert ended.status == 0, ended.stderr
+    assert ended.stdout.count("parameters") == 1
+    (two,) = (tmp_path / "outputs").iterdir()
+    assert len(list(two.glob("wandb/offline-run-*/*.wandb"))) == 1
+    for name in ("train/loss", "val/loss", "test/loss"):
+        assert read_values(two, name) == pytest.approx(one.values(name), rel=1e-9)
+    assert json.loads((two / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_mistake_under_torchrun_is_one_sentence(text_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "refused"
+    ended = run_under(TORCHRUN, [*tiny_overrides(text_file, tmp_path), f"hydra.run.dir={folder}"], tmp_path)
+    assert ended.status == 1  # torchrun's own
+    (sentence,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "torchrun started 2 processes" in sentence
+    assert "trainer.devices=2 trainer.num_nodes=1" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["training_step", "validation_step", "test_step"])
+def test_the_others_end_when_one_is_killed(text_file: Path, tmp_path: Path, moment: str) -> None:
+    run = start_slowed(moment, 0.1, text_file, tmp_path, devices=3)
+    os.kill(run.companions[1], signal.SIGKILL)
+    ended = run.ended()
+    assert ended.status == 1
+    assert ended.stderr.startswith("process 3 of 3 has ended (killed by SIGKILL; was memory short?): the run was")
+    assert (ended.summary["status"], ended.summary["exit_code"]) == ("failed", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["configure_optimizers", "test_step"])
+def test_the_others_end_when_the_main_process_is_killed(text_file: Path, tmp_path: Path, moment: str) -> None:
+    run = start_slowed(moment, 0.1, text_file, tmp_path, devices=2)
+    others = run.companions
+    run.process.kill()
+    wait_until(lambda: not any(map(is_alive, others)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_all_stop_at_one_step_and_the_first_has_the_status(
+    text_file: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = start_slowed("training_step", 0.1, text_file, tmp_path, "trainer.max_steps=600")
+    os.kill(run.companions[0], number)  # one that is not the first
+    ended = run.ended()
+    assert ended.status == {signal.SIGTERM: 143, signal.SIGUSR1: 75}[number], ended.stderr
+    assert ended.summary["status"] == "stopped"
+    assert "Traceback" not in ended.stderr
+
+
+TWICE = """
+import sys
+from transformer_xl import compose, train
+for name in ("one", "two"):
+    summary = train(compose(*sys.argv[1:], f"name={name}"))
+    print(name, summary.status, summary.step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_train_twice_on_two_processes(text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    settings = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", "trainer.max_steps=2"]
+    command = [sys.executable, "twice.py", *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "finished" in line] == ["one finished 2", "two finished 2"]

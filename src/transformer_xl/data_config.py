@@ -97,7 +97,7 @@ class CorpusConfig(StoredConfig):
             if "/" not in name:
                 yield (
                     f"tokenizer is {name!r}, and must be one of {', '.join(tokenizers())}, a tokenizer.json that "
-                    f"exists, or owner/name on the Hub; {nearest(name, tokenizers())}"
+                    f"exists, owner/name on the Hub, or a plugin's (plugins=[FILE]); {nearest(name, tokenizers())}"
                 )
         elif not os.path.isfile(path) and not os.path.isdir(path):
             yield f"tokenizer is {name!r}, which is no regular file"

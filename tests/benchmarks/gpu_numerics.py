@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.benchmarks.gpu_works import Setting, random_ids
 from transformer_xl.model.attention import plain_attention
 from transformer_xl.model.base import make_model
+from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.mask import AttentionMask, attention_mask
-from transformer_xl.model.positions import ATTENTION
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import replace
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.benchmarks import gpu
 from tests.test_imports import FRAMEWORKS, imported
 from transformer_xl.model.attention import plain_attention
-from transformer_xl.model.positions import ATTENTION
+from transformer_xl.model.kernels import ATTENTION
 
 
 def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:

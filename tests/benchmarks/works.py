@@ -10,7 +10,6 @@ import torch
 import yaml
 
 from transformer_xl.model.base import make_model
-from transformer_xl.model.flops import forward_flops
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.model_config import parse_model
 
@@ -134,16 +133,9 @@ def text_flops(request: Request) -> int:
 def _forward(request: Request, *, segment_len: int, mem_len: int) -> tuple[int, int, int]:
     """Count a forward pass of one lane, and what of it is projecting positions and memory."""
     model = shape_of(request)
-    config, products = model.config, model.products
-    forward = forward_flops(
-        config,
-        products,
-        clusters=model.clusters,
-        batch_size=1,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        cluster_shares=request["cluster_shares"],
-    )
+    model.mem_len = mem_len
+    flops = model.flops(batch_size=1, segment_len=segment_len, cluster_shares=request["cluster_shares"])
+    config, forward = model.config, flops.forward
     matrix = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
-    positions = matrix * (mem_len + segment_len) if products.projects_positions else 0
+    positions = matrix * (mem_len + segment_len) if model.position.projects else 0
     return forward, positions, 2 * matrix * mem_len

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model.memory import Memory, SlotMemory, StateMemory
+from transformer_xl.model.memory import HiddenMemory, Memory, StateMemory
 from transformer_xl.model_config import ModelConfig, RecurrentConfig, TransformerConfig
 from transformer_xl.settings import plain
 
@@ -46,7 +46,7 @@ def config_of(kind: str, **changes: Any) -> ModelConfig:
 
 
 def model_of(kind: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Any:
-    """Give a model in evaluation mode, its weights far from their small initial values."""
+    """Return a model in evaluation mode, its weights far from their small initial values."""
     model = make_model(config_of(kind, **changes), vocab_size=V).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -57,9 +57,9 @@ def model_of(kind: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, **
 
 
 def contents(memory: Memory) -> Tensor:
-    """Give what a memory remembers, lanes second to last but one: rows (L, B, M, D) or states (K L, B, 1, D)."""
-    if isinstance(memory, SlotMemory):
-        return memory.rows
+    """Return what a memory remembers, lanes second to last but one: rows (L, B, M, D) or states (K L, B, 1, D)."""
+    if isinstance(memory, HiddenMemory):
+        return memory.hidden_LBMD
     assert isinstance(memory, StateMemory)
     return memory.state_KLBD.flatten(0, 1)[:, :, None]
 
@@ -71,7 +71,7 @@ def one_reset(lanes: int, length: int, *, lane: int, place: int) -> Tensor:
 
 
 def aged(model: LanguageModel, *ages: int) -> list[Memory]:
-    """Give the memories of single lanes that have read so many tokens, each its own."""
+    """Return the memories of single lanes that have read so many tokens, each its own."""
     memories = []
     for age in ages:
         memory: Memory = model.empty_memory(1)

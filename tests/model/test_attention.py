@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.model.tiny import assert_equal_to
 from transformer_xl.model.attention import relative_shift
+from transformer_xl.model.kernels import ATTENTION, relative_attention
 from transformer_xl.model.mask import AttentionMask
-from transformer_xl.model.positions import ATTENTION
 
 B, T, M, N, H = 2, 5, 7, 2, 8
 S = M + T
@@ -36,10 +36,6 @@ every_attention = pytest.mark.parametrize("attend", ATTENTION.values(), ids=ATTE
 
 def four_terms(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return q @ k + q @ r + u @ k + v @ r
-
-
-def two_terms(q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    return (q + u) @ k + (q + v) @ r
 
 
 def random_inputs(*, lanes: int = B, width: int = H, dtype: torch.dtype = torch.float64, seed: int = 0) -> Inputs:
@@ -139,15 +135,6 @@ def test_each_term_alone_follows_its_formula(attend: Callable[..., Tensor], term
 
 
 @every_attention
-@pytest.mark.parametrize("score", [four_terms, two_terms])
-def test_the_four_terms_add_up_to_the_two_regrouped_ones(attend: Callable[..., Tensor], score: Score) -> None:
-    visible_BTS = random_visibility(seed=4)
-    inputs = random_inputs(width=S, seed=5)
-    expected = weights_by_loop(inputs, visible_BTS, score)
-    assert_equal_to(weights_of(attend, inputs, visible_BTS), expected, within=1e-9)
-
-
-@every_attention
 def test_without_dropout_two_calls_agree_to_the_last_bit(attend: Callable[..., Tensor]) -> None:
     inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
     first = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
@@ -227,3 +214,17 @@ def test_what_stands_in_the_shifts_hidden_corner_reaches_nothing(poison: float) 
     assert torch.equal(grad, expected_grad)
     assert grad[..., used].abs().min() > 0
     assert not grad[..., ~used].any()
+
+
+def test_the_kernel_by_itself_is_causal_and_takes_a_mask() -> None:
+    inputs, causal_TS = random_inputs(), torch.ones(T, S, dtype=torch.bool).tril(M)
+    given = [*inputs.values()]
+    given[3] = given[3][:-1]
+    for causal, visible_BTS in (
+        (True, causal_TS.expand(B, -1, -1)),
+        (random_visibility(seed=3), random_visibility(seed=3)),
+    ):
+        expected = attention_by_loop(inputs, visible_BTS)
+        assert_equal_to(relative_attention(*given, causal=causal), expected, within=1e-9)
+    with pytest.raises(ValueError, match="causal is False"):
+        relative_attention(*given, causal=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.model.kinds import RECURRENT, TRANSFORMERS, aged, contents, model_of, one_reset
 from tests.model.test_attention import TERMS, B, H, Inputs, M, N, S, Score, T, four_terms, weights_by_loop
-from tests.model.test_transformer_rope import normed, turned
+from tests.model.test_networks import normed, turned
 from tests.model.tiny import assert_equal_to, random_tokens
 from transformer_xl.model.memory import join_lanes
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import V, random_tokens
 from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.kernels.compiled import CompiledTraining
-from transformer_xl.model.memory import Memory, SlotMemory
-from transformer_xl.model.positions import ATTENTION
+from transformer_xl.model.memory import Memory
 
 B, T, M = 2, 5, 7
 STEPS = 4
@@ -45,14 +45,13 @@ def losses(model: LanguageModel, nll: Nll, *, memory: Memory, short: int | None 
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_memory_of_full_size_gives_the_numbers_of_one_that_grows(kind: str) -> None:
     grows, full = (model_of(kind).train() for _ in range(2))
-    memory = full.empty_memory(B).with_all_slots()
-    assert memory.rows.shape[2] == M
+    memory = full.empty_memory(B).with_slots(M)
+    assert memory.slots == M
     assert not memory.length_B.any()
     expected, _ = losses(grows, grows.nll, memory=grows.empty_memory(B))
     found, after = losses(full, full.nll, memory=memory)
     assert found == pytest.approx(expected, rel=1e-12)
-    assert isinstance(after, SlotMemory)
-    assert after.with_all_slots() is after
+    assert after.slots == M
 
 
 class Counting:

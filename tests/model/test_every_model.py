@@ -1,15 +1,17 @@
-"""What every kind of model promises, whatever it is made of."""
+"""What every kind of network promises and the oracles do not see."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.model.kinds import (
-    INVARIANT,
     KINDS,
     RECURRENT,
     TRANSFORMERS,
@@ -19,60 +21,12 @@ from tests.model.kinds import (
     model_of,
     one_reset,
 )
-from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read
+from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, cut, difference, random_tokens
 from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import join_lanes, memory_from_state_dict
 
 EXACT = 1e-9
-ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@every_kind
-@pytest.mark.parametrize("vocabulary", [{}, ADAPTIVE], ids=["one softmax", "adaptive"])
-def test_probabilities_sum_to_one_and_losses_are_theirs(kind: str, vocabulary: dict[str, Any]) -> None:
-    model = model_of(kind, **vocabulary)
-    (memory,) = aged(model, 9)
-    tokens_BT, targets_BT = random_tokens(1, SEGMENT_LEN), random_tokens(1, SEGMENT_LEN, seed=2)
-    targets_BT[0, 1] = -100
-    log_probs_BTV, after = model.log_probs(tokens_BT, memory)
-    nll_BT, after_nll = model.nll(tokens_BT, targets_BT, memory)
-    assert log_probs_BTV.shape == (1, SEGMENT_LEN, V)
-    assert model(tokens_BT, memory).hidden_BTD.shape == (1, SEGMENT_LEN, 16)
-    assert_equal_to(log_probs_BTV.exp().sum(-1), torch.ones(1, SEGMENT_LEN, dtype=torch.float64), within=1e-12)
-    counted = targets_BT >= 0
-    expected_BT = -log_probs_BTV.gather(-1, targets_BT.clamp(min=0)[..., None])[..., 0] * counted
-    assert_equal_to(nll_BT, expected_BT, within=1e-12)
-    assert torch.equal(contents(after_nll), contents(after))
-    assert difference(contents(after), contents(memory)) > 1e-3
-
-
-@every_kind
-def test_a_token_changes_no_prediction_before_it_and_all_from_it_on(kind: str) -> None:
-    model = model_of(kind)
-    (memory,) = aged(model, 9)
-    tokens_BT = random_tokens(1, SEGMENT_LEN, seed=2)
-    expected, _ = model.log_probs(tokens_BT, memory)
-    for t in range(SEGMENT_LEN):
-        changed = tokens_BT.clone()
-        changed[0, t] = (changed[0, t] + 1) % V
-        moved_T = (model.log_probs(changed, memory).log_probs_BTV - expected).abs().amax(dim=-1)[0]
-        assert not moved_T[:t].any()
-        assert moved_T[t:].min() > 1e-4
-
-
-@every_kind
-def test_lanes_of_different_age_in_one_batch_equal_each_alone(kind: str) -> None:
-    model = model_of(kind)
-    alone = aged(model, 0, 2, 5, 9)
-    together = join_lanes(alone)
-    assert together.batch_size == 4
-    for seed in (10, 11):
-        tokens_BT = random_tokens(4, SEGMENT_LEN, seed=seed)
-        log_probs_BTV, together = model.log_probs(tokens_BT, together)
-        for lane in range(4):
-            expected, alone[lane] = model.log_probs(tokens_BT[lane : lane + 1], alone[lane])
-            assert_equal_to(log_probs_BTV[lane : lane + 1], expected, within=EXACT)
 
 
 @every_kind
@@ -113,58 +67,6 @@ def test_a_call_leaves_its_input_memory_unchanged(kind: str) -> None:
 
 
 @every_kind
-def test_a_reset_at_a_segments_first_token_reads_as_the_document_alone(kind: str) -> None:
-    model = model_of(kind)
-    memory = join_lanes(aged(model, 9, 9))
-    tokens_BT = random_tokens(2, 2 * SEGMENT_LEN)
-    resets_BT = one_reset(2, 2 * SEGMENT_LEN, lane=1, place=0)
-    pieces = [SEGMENT_LEN, SEGMENT_LEN]
-    actual, after = read(model, tokens_BT, memory, pieces, resets_BT)
-    undisturbed, _ = read(model, tokens_BT, memory, pieces)
-    alone, after_alone = read(model, tokens_BT[1:], model.empty_memory(1), pieces)
-    assert_equal_to(actual[1:], alone, within=EXACT)
-    assert_equal_to(actual[:1], undisturbed[:1], within=EXACT)
-    assert difference(actual[1], undisturbed[1]) > 1e-3
-    assert_equal_to(contents(after)[:, 1:], contents(after_alone), within=EXACT)
-
-
-@every_kind
-@pytest.mark.parametrize("border", [1, SEGMENT_LEN - 1])
-def test_nothing_before_a_reset_matters_after_it_to_its_lane_and_all_to_the_others(kind: str, border: int) -> None:
-    model = model_of(kind)
-    (first, second) = aged(model, 9, 5)
-    resets_BT = one_reset(2, SEGMENT_LEN, lane=1, place=border)
-    tokens_BT = random_tokens(2, SEGMENT_LEN)
-    changed = tokens_BT.clone()
-    changed[:, :border] = (changed[:, :border] + 1) % V
-    follow_up = random_tokens(2, 3, seed=3)
-    results = []
-    for text, memory in ((tokens_BT, join_lanes([first, second])), (changed, join_lanes([second, first]))):
-        log_probs_BTV, after = model.log_probs(text, memory, resets_BT)
-        results.append(torch.cat([log_probs_BTV[:, border:], model.log_probs(follow_up, after).log_probs_BTV], dim=1))
-    assert_equal_to(results[0][1], results[1][1], within=EXACT)
-    assert difference(results[0][0], results[1][0]) > 1e-3
-
-
-@pytest.mark.parametrize("kind", INVARIANT)
-@pytest.mark.parametrize("border", [1, SEGMENT_LEN - 1])
-def test_a_reset_inside_a_segment_reads_as_the_document_alone(kind: str, border: int) -> None:
-    model = model_of(kind)
-    tokens_BT = random_tokens(2, 3 * SEGMENT_LEN)
-    resets_BT = one_reset(2, 3 * SEGMENT_LEN, lane=1, place=border)
-    resets_BT[0, 0] = True
-    empty = model.empty_memory(2, mem_len=3 * SEGMENT_LEN)
-    actual, memory = read(model, tokens_BT, empty, [SEGMENT_LEN] * 3, resets_BT)
-    document = tokens_BT[1:, border:]
-    alone, memory_alone = read(
-        model, document, model.empty_memory(1, mem_len=3 * SEGMENT_LEN), [SEGMENT_LEN - border, 5, 5]
-    )
-    assert_equal_to(actual[1:, border:], alone, within=EXACT)
-    kept = contents(memory_alone)
-    assert_equal_to(contents(memory)[:, 1:, -kept.shape[2] :], kept, within=EXACT)
-
-
-@every_kind
 def test_without_memory_every_segment_is_read_as_the_first(kind: str) -> None:
     model = model_of(kind, mem_len=0)
     memory = model.empty_memory(2)
@@ -175,15 +77,6 @@ def test_without_memory_every_segment_is_read_as_the_first(kind: str) -> None:
         assert torch.equal(log_probs_BTV, fresh)
         assert not contents(memory).any()
     assert model.memory_size(0) == 0
-
-
-@every_kind
-def test_with_memory_a_segment_is_read_otherwise_than_the_first(kind: str) -> None:
-    model = model_of(kind, mem_len=1)
-    (memory,) = aged(model, 9)
-    tokens_BT = random_tokens(1, SEGMENT_LEN)
-    with_memory = model.log_probs(tokens_BT, memory).log_probs_BTV
-    assert difference(with_memory, model.log_probs(tokens_BT, model.empty_memory(1)).log_probs_BTV) > 1e-3
 
 
 @every_kind
@@ -250,3 +143,133 @@ def test_no_number_is_fetched_from_the_device_to_read_a_segment_without_resets(k
 
 def random_tokens_on_meta() -> torch.Tensor:
     return torch.empty(2, SEGMENT_LEN, dtype=torch.int64, device="meta")
+
+
+@every_kind
+def test_twenty_bfloat16_training_steps_are_finite_and_warn_of_nothing(kind: str) -> None:
+    torch.manual_seed(0)
+    changes = {"dropout": 0.1, "init_std": 0.1} | ({"dropatt": 0.1} if kind in TRANSFORMERS else {})
+    model = make_model(config_of(kind, **changes), vocab_size=V).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+    memory, losses = model.empty_memory(3), []
+    text = random_tokens(3, 4 * SEGMENT_LEN + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(20):
+            start = step % 4 * SEGMENT_LEN
+            tokens_BT, targets_BT = (text[:, start + shift : start + shift + SEGMENT_LEN] for shift in (0, 1))
+            resets_BT = one_reset(3, SEGMENT_LEN, lane=step % 3, place=step % SEGMENT_LEN)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                nll_BT, memory = model.nll(tokens_BT, targets_BT, memory, resets_BT)
+            optimizer.zero_grad()
+            nll_BT.mean().backward()
+            assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+            optimizer.step()
+            losses.append(nll_BT.mean().item())
+    assert contents(memory).isfinite().all()
+    assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+
+
+@every_kind
+def test_weights_load_into_a_second_model_and_copies_read_the_same(kind: str) -> None:
+    model = model_of(kind, tie_weights=False)
+    second = model_of(kind, tie_weights=False, seed=1)
+    tokens_BT, (memory,) = random_tokens(1, SEGMENT_LEN), aged(model, 9)
+    expected = model(tokens_BT, memory).hidden_BTD
+    assert difference(second(tokens_BT, memory).hidden_BTD, expected) > 1e-3
+    second.load_state_dict(model.state_dict())
+    for other in (second, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(tokens_BT, memory).hidden_BTD, expected)
+
+
+@every_kind
+@pytest.mark.parametrize("variational", [False, True])
+def test_dropout_acts_in_training_only_and_on_the_last_hidden_states_too(kind: str, variational: bool) -> None:
+    torch.manual_seed(0)
+    model = model_of(kind, dropout=0.5, variational_dropout=variational)
+    tokens_BT, memory = random_tokens(4, SEGMENT_LEN), model.empty_memory(4)
+    evaluated = model(tokens_BT, memory).hidden_BTD
+    assert torch.equal(model(tokens_BT, memory).hidden_BTD, evaluated)
+    dropped_BTD = model.train()(tokens_BT, memory).hidden_BTD == 0
+    assert 0.3 < float(dropped_BTD.double().mean()) < 0.7
+    assert bool((dropped_BTD == dropped_BTD[:, :1]).all()) is variational
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_attention_weights_are_dropped_in_training_only(kind: str) -> None:
+    torch.manual_seed(0)
+    model = model_of(kind, dropatt=0.5)
+    tokens_BT, memory = random_tokens(1, 9), model.empty_memory(1)
+    first, again = (model(tokens_BT, memory).hidden_BTD for _ in range(2))
+    assert torch.equal(first, again)
+    model.train()
+    first, again = (model(tokens_BT, memory).hidden_BTD for _ in range(2))
+    assert difference(first, again) > 1e-3
+
+
+@every_kind
+def test_every_parameter_is_drawn_as_said(kind: str) -> None:
+    torch.manual_seed(0)
+    model = make_model(config_of(kind, d_model=64, n_layer=3, init_std=0.03), vocab_size=500)
+    with torch.device("meta"):
+        on_meta = make_model(config_of(kind, d_model=64, n_layer=3, init_std=0.03), vocab_size=500)
+    assert on_meta.state_dict().keys() == model.state_dict().keys()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        if name.endswith(".bias") or "biases" in name:
+            assert not values.any(), name
+        elif "norm" in name:
+            mean, std = (1.0, 0.0) if kind == "transformer_rope" else (1.0, 0.03)
+            assert float(values.mean()) == pytest.approx(mean, abs=5 * std / 8), name
+            assert float(values.std()) == pytest.approx(std, rel=0.5), name
+        elif "network" not in name:
+            added = kind == "transformer_rope" and name.endswith(("output.weight", "down.weight"))
+            std = 0.03 / 6**0.5 if added else 0.03
+            assert float(values.std()) == pytest.approx(std, rel=5 / (2 * len(values)) ** 0.5), name
+            assert abs(float(values.mean())) < 5 * std / len(values) ** 0.5, name
+
+
+@every_kind
+def test_weight_decay_spares_embeddings_biases_and_norms(kind: str) -> None:
+    """The names that `training/optim.py` goes by."""
+    model = model_of(kind)
+    spared = [
+        name for name, p in model.named_parameters() if "embedding" in name or name.endswith("bias") or p.dim() < 2
+    ]
+    decayed = {name for name, _ in model.named_parameters()} - set(spared)
+    kinds_of_matrix = {name.split(".", 2)[-1] for name in decayed}
+    assert all(name.endswith(("weight", "weight_ih_l0", "weight_hh_l0")) for name in kinds_of_matrix)
+    assert not any("norm" in name for name in decayed)
+    assert any("layers" in name for name in decayed)
+
+
+@every_kind
+def test_gradients_reach_every_parameter_and_memory_only_where_asked_for(kind: str) -> None:
+    model = model_of(kind)
+    given = join_lanes(aged(model, 9, 9))
+    name = {"hidden": "hidden_LBMD", "state": "state_KLBD"}[given.kind]
+    tokens_BT, later_BT = random_tokens(2, SEGMENT_LEN), random_tokens(2, 3, seed=2)
+    for detach in (True, False):
+        leaf = getattr(given, name).detach().clone().requires_grad_()
+        memory = dataclasses.replace(given, **{name: 2 * leaf})  # with a graph behind it
+        first, after = model.nll(tokens_BT, tokens_BT, memory, detach=detach)
+        second, _ = model.nll(later_BT, later_BT, after, detach=detach)
+        model.zero_grad(set_to_none=True)
+        (first.sum() + second.sum()).backward()
+        assert (leaf.grad is None) is detach
+        assert contents(after).requires_grad is not detach
+        assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
+def test_gradients_through_two_segments_are_those_of_one(kind: str) -> None:
+    model, tokens_BT = model_of(kind, **({"mem_len": 20} if kind == "transformer_xl" else {})), random_tokens(2, 8)
+    gradients = []
+    for pieces in ([8], [5, 3]):
+        memory, losses = model.empty_memory(2), []
+        for piece in cut(8, pieces):
+            nll_BT, memory = model.nll(tokens_BT[:, piece], tokens_BT[:, piece], memory, detach=False)
+            losses.append(nll_BT)
+        gradients.append(torch.autograd.grad(torch.cat(losses, dim=1).sum(), list(model.parameters())))
+    for whole, in_pieces in zip(*gradients, strict=True):
+        assert_equal_to(in_pieces, whole, within=1e-9)

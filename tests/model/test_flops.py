@@ -1,28 +1,20 @@
-from __future__ import annotations
+"""Counts of operations, by hand and by torch's counter; no two sizes are equal, so that none stands for another."""
 
-from collections.abc import Callable
-from fractions import Fraction
+from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import tiny_model_config
-from tests.model.tiny import SEGMENT_LEN, V, random_tokens, tiny_model
-from transformer_xl.model.embedding import make_clusters
-from transformer_xl.model.flops import forward_flops, step_flops
+from tests.model.kinds import RECURRENT, TRANSFORMERS, model_of
+from tests.model.tiny import V, random_tokens
+from transformer_xl.model.base import make_model
 from transformer_xl.model_config import TransformerConfig
 
 # no two sizes equal, so that none can stand for another
 CONFIG = tiny_model_config(n_layer=3, d_model=16, n_head=2, d_head=6, d_inner=40)
-
-
-PRODUCTS = tiny_model().products
-
-
-def counted(count: Callable[..., int], config: TransformerConfig, *, vocab_size: int, **sizes: int) -> int:
-    clusters = make_clusters(config, vocab_size=vocab_size)
-    return count(config, PRODUCTS, clusters=clusters, cluster_shares=[1.0], **sizes)
 
 
 def product(rows: int, inner: int, columns: int) -> int:
@@ -51,39 +43,48 @@ def forward_by_hand(
 
 
 @pytest.mark.parametrize(("batch_size", "segment_len", "mem_len"), [(1, 1, 0), (3, 1, 7), (2, 5, 7), (3, 4, 0)])
-def test_forward_counts_what_each_query_sees(batch_size: int, segment_len: int, mem_len: int) -> None:
-    sizes = {"vocab_size": V, "batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
-    assert counted(forward_flops, CONFIG, **sizes) == forward_by_hand(CONFIG, **sizes)
+def test_a_transformer_counts_what_each_query_sees(batch_size: int, segment_len: int, mem_len: int) -> None:
+    model = make_model(CONFIG, vocab_size=V)
+    model.mem_len = mem_len
+    flops = model.flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=[1.0])
+    sizes = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
+    assert flops.forward == forward_by_hand(CONFIG, vocab_size=V, **sizes)
+    into_memory = CONFIG.n_layer * product(batch_size * mem_len, 2 * CONFIG.n_head * CONFIG.d_head, CONFIG.d_model)
+    assert flops.step == 3 * flops.forward - into_memory
+    assert flops.step == model.step_flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=[1.0])
 
 
+# no two sizes equal, so that none can stand for another
+SIZES = {"n_layer": 3, "d_head": 6, "d_inner": 40}
+LANES, GATES = 3, {"rnn": 1, "gru": 3, "lstm": 4}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
 @pytest.mark.parametrize("mem_len", [4, 7])
-def test_forward_equals_torchs_counter_where_causality_averages_nothing(mem_len: int) -> None:
-    lanes = 3
-    model = tiny_model(n_layer=3, d_head=6, d_inner=40, mem_len=mem_len)
+@pytest.mark.parametrize("vocabulary", [{}, {"d_embed": 12}], ids=["embedding as wide as the model", "narrower"])
+def test_forward_equals_torchs_counter_where_causality_averages_nothing(
+    kind: str, mem_len: int, vocabulary: dict[str, int]
+) -> None:
+    model = model_of(kind, **SIZES, mem_len=mem_len, **vocabulary)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        model.log_probs(random_tokens(lanes, 1), model.zero_memory(lanes))
-    # plain attention multiplies with one row more than there are distances, which is not useful work
-    padding = model.config.n_layer * lanes * model.config.n_head * product(1, model.config.d_head, 1)
-    sizes = {"vocab_size": V, "batch_size": lanes, "segment_len": 1, "mem_len": mem_len}
-    assert counted(forward_flops, model.config, **sizes) == counter.get_total_flops() - padding
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model.log_probs(random_tokens(LANES, 1), model.zero_memory(LANES))
+    # the relative shift has one column more than there are distances, which is not useful work
+    padding = 3 * LANES * 2 * 2 * 6 if kind in ("transformer_xl", "shaw") else 0
+    expected = model.flops(batch_size=LANES, segment_len=1, cluster_shares=[1.0]).forward
+    assert expected == counter.get_total_flops() - padding
 
 
-def test_backward_costs_twice_forward_less_what_would_flow_into_memory() -> None:
-    sizes = {"vocab_size": V, "batch_size": 2, "segment_len": SEGMENT_LEN, "mem_len": 7}
-    into_memory = CONFIG.n_layer * product(2 * 7, 2 * CONFIG.n_head * CONFIG.d_head, CONFIG.d_model)
-    assert counted(step_flops, CONFIG, **sizes) == 3 * forward_by_hand(CONFIG, **sizes) - into_memory
-
-
-@pytest.mark.parametrize(("count", "passes"), [(forward_flops, 1), (step_flops, 3)])
-def test_twice_the_lanes_cost_twice_as_much_but_for_the_sinusoids(count: Callable[..., int], passes: int) -> None:
-    sizes = {"vocab_size": V, "segment_len": SEGMENT_LEN, "mem_len": 7}
-    sinusoids = CONFIG.n_layer * product(7 + SEGMENT_LEN, CONFIG.d_model, CONFIG.n_head * CONFIG.d_head)
-    once, twice = (counted(count, CONFIG, batch_size=lanes, **sizes) for lanes in (2, 4))
-    assert Fraction(twice - passes * sinusoids, once - passes * sinusoids) == 2
-
-
-def test_a_model_counts_its_own_step() -> None:
-    model = tiny_model()
-    expected = counted(step_flops, model.config, vocab_size=V, batch_size=3, segment_len=SEGMENT_LEN, mem_len=7)
-    assert model.step_flops(batch_size=3, segment_len=SEGMENT_LEN, cluster_shares=[1.0]) == expected
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("segment_len", [1, 5])
+def test_a_recurrent_step_is_counted_by_its_matrices(kind: str, segment_len: int) -> None:
+    model = model_of(kind, n_layer=3, mem_len=7)
+    tokens = LANES * segment_len
+    matrix = 2 * 16 * 16
+    assert sum(p.numel() for layer in model.layers for p in layer.parameters() if p.dim() == 2) == (
+        3 * 2 * GATES[kind] * 16 * 16
+    )
+    forward = 3 * tokens * 2 * GATES[kind] * matrix + tokens * 2 * 16 * V
+    into_memory = 3 * LANES * GATES[kind] * matrix
+    actual = model.step_flops(batch_size=LANES, segment_len=segment_len, cluster_shares=[1.0])
+    assert actual == 3 * forward - into_memory

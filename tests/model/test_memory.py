@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +10,6 @@ from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
 from transformer_xl.model.memory import (
     HiddenMemory,
     join_lanes,
-    memory_from_state_dict,
-    next_memory,
 )
 
 L, D = 2, 16
@@ -47,12 +43,7 @@ def test_the_new_memory_is_the_last_rows_of_old_and_new_since_the_last_border(
     new = [numbered(segment_len, start=100 * lane + 51) for lane in range(lanes)]
     memory = memory_of(old, slots=slots, mem_len=mem_len)
     rows_BTD = torch.stack(new)
-    after = next_memory(
-        memory=memory,
-        rows_LBTD=[rows_BTD, rows_BTD],
-        resets_BT=None if resets is None else torch.tensor(resets),
-        segment_len=segment_len,
-    )
+    after = memory.after([rows_BTD, rows_BTD], resets_BT=None if resets is None else torch.tensor(resets))
 
     expected = []
     for lane in range(lanes):
@@ -81,51 +72,6 @@ def test_a_models_memory_grows_to_mem_len_and_stays_there(mem_len: int) -> None:
         assert memory.mem_len == mem_len
 
 
-def test_a_call_leaves_its_input_memory_unchanged() -> None:
-    model = tiny_model().train()
-    _, memory = model(random_tokens(2, 9), model.empty_memory(2))
-    before = {name: value.clone() for name, value in memory.state_dict().items() if isinstance(value, Tensor)}
-    resets_BT = torch.zeros(2, SEGMENT_LEN, dtype=torch.bool)
-    resets_BT[1, 2] = True
-    tokens_BT = random_tokens(2, SEGMENT_LEN)
-    losses, after = model.nll(tokens_BT, tokens_BT, memory, resets_BT)
-    losses.sum().backward()
-    after.hidden_LBMD.fill_(7.0)
-    after.length_B.fill_(0)
-    assert torch.equal(memory.hidden_LBMD, before["hidden_LBMD"])
-    assert torch.equal(memory.length_B, before["length_B"])
-
-
-@pytest.mark.parametrize("pre_norm", [False, True])
-@pytest.mark.parametrize("graph_behind", [False, True])
-def test_no_gradient_flows_into_memory(pre_norm: bool, graph_behind: bool) -> None:
-    model = tiny_model(pre_norm=pre_norm)
-    leaf = torch.randn(L, 2, 7, D, dtype=torch.float64, requires_grad=True)
-    hidden = 2 * leaf if graph_behind else leaf
-    memory = HiddenMemory(hidden_LBMD=hidden, length_B=torch.full((2,), 7), mem_len=7)
-    tokens_BT = random_tokens(2, SEGMENT_LEN)
-    losses, after = model.nll(tokens_BT, tokens_BT, memory)
-    losses.sum().backward()
-    assert leaf.grad is None
-    assert not after.hidden_LBMD.requires_grad
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_the_memory_after_a_segment_has_no_graph() -> None:
-    model = tiny_model().train()
-    _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
-    assert not memory.hidden_LBMD.requires_grad
-    assert memory.hidden_LBMD.grad_fn is None
-
-
-def test_lanes_joined_again_are_the_memory_they_were_cut_from() -> None:
-    memory = memory_of([numbered(3), numbered(7, start=20), numbered(5, start=50)], slots=7, mem_len=9)
-    joined = join_lanes([memory.lanes(slice(0, 2)), memory.lanes(slice(2, 3))])
-    assert joined.mem_len == 9
-    assert torch.equal(joined.hidden_LBMD, memory.hidden_LBMD)
-    assert torch.equal(joined.length_B, memory.length_B)
-
-
 def test_lanes_of_different_age_keep_their_newest_rows_last() -> None:
     young = memory_of([numbered(2)], slots=2, mem_len=9)
     old = memory_of([numbered(7, start=20)], slots=7, mem_len=9)
@@ -133,23 +79,3 @@ def test_lanes_of_different_age_keep_their_newest_rows_last() -> None:
     expected = memory_of([numbered(2), numbered(7, start=20)], slots=7, mem_len=9)
     assert torch.equal(joined.hidden_LBMD, expected.hidden_LBMD)
     assert joined.length_B.tolist() == [2, 7]
-
-
-def test_lanes_are_copies() -> None:
-    memory = memory_of([numbered(3), numbered(3)], slots=3, mem_len=3)
-    part = memory.lanes(slice(0, 1))
-    part.hidden_LBMD.fill_(0)
-    part.length_B.fill_(0)
-    assert memory.hidden_LBMD.abs().min() > 0
-    assert memory.length_B.tolist() == [3, 3]
-
-
-def test_state_survives_a_checkpoint_that_can_hold_no_code(tmp_path: Path) -> None:
-    model = tiny_model()
-    _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
-    torch.save(memory.state_dict(), tmp_path / "memory.pt")
-    read = memory_from_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
-    assert torch.equal(read.hidden_LBMD, memory.hidden_LBMD)
-    assert torch.equal(read.length_B, memory.length_B)
-    assert read.mem_len == memory.mem_len
-    assert read.batch_size == 2

@@ -1,17 +1,24 @@
-"""What a text's predictions may depend on: not on how it is cut, what else is in the batch, or earlier documents."""
+"""Texts cut at random: by the model over its memory, and by sessions over cached keys and values."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read, tiny_model
-from transformer_xl.model.memory import join_lanes
+import transformer_xl as txl
+from tests.model.kinds import KINDS, TRANSFORMERS, model_of, one_reset
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read, tiny_model
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.kernels import linear
+from transformer_xl.model.streaming import KVCache, Stream
 from transformer_xl.model.transformer import Transformer
 
 EXACT = 1e-9
@@ -20,7 +27,7 @@ variants = st.sampled_from([(False, None), (True, None), (False, 3), (True, 2)])
 
 
 @cache
-def model_of(pre_norm: bool, clamp_len: int | None, same_length: bool = False) -> Transformer:
+def published(pre_norm: bool, clamp_len: int | None, same_length: bool = False) -> Transformer:
     model = tiny_model(pre_norm=pre_norm, clamp_len=clamp_len, untie_r=pre_norm, same_length=same_length)
     return model.requires_grad_(False)
 
@@ -40,7 +47,7 @@ def drawn_resets(data: st.DataObject, lanes: int, length: int) -> Tensor | None:
 def test_with_memory_for_the_whole_text_any_cut_equals_one_pass(
     data: st.DataObject, pieces: list[int], variant: tuple[bool, int | None], spare: int
 ) -> None:
-    model, length = model_of(*variant), sum(pieces)
+    model, length = published(*variant), sum(pieces)
     tokens_BT, resets_BT = random_tokens(2, length), drawn_resets(data, 2, length)
     empty = model.empty_memory(2, mem_len=length + spare)
     expected, memory_at_once = read(model, tokens_BT, empty, [length], resets_BT)
@@ -55,7 +62,7 @@ def test_with_memory_for_the_whole_text_any_cut_equals_one_pass(
 def test_with_same_length_any_cut_equals_one_pass_at_any_mem_len(
     data: st.DataObject, pieces: list[int], variant: tuple[bool, int | None], mem_len: int
 ) -> None:
-    model, length = model_of(*variant, same_length=True), sum(pieces)
+    model, length = published(*variant, same_length=True), sum(pieces)
     tokens_BT, resets_BT = random_tokens(2, length), drawn_resets(data, 2, length)
     empty = model.empty_memory(2, mem_len=mem_len)
     expected, memory_at_once = read(model, tokens_BT, empty, [length], resets_BT)
@@ -63,72 +70,6 @@ def test_with_same_length_any_cut_equals_one_pass_at_any_mem_len(
     assert_equal_to(actual, expected, within=EXACT)
     assert torch.equal(memory.length_B, memory_at_once.length_B)
     assert_equal_to(memory.hidden_LBMD, memory_at_once.hidden_LBMD, within=EXACT)
-
-
-@pytest.mark.parametrize("mem_len", [0, 3, 7])
-def test_without_same_length_a_short_memory_makes_the_cut_matter(mem_len: int) -> None:
-    model, tokens_BT = model_of(False, None), random_tokens(2, 15)
-    empty = model.empty_memory(2, mem_len=mem_len)
-    at_once, _ = read(model, tokens_BT, empty, [15])
-    in_pieces, _ = read(model, tokens_BT, empty, [5, 5, 5])
-    assert difference(in_pieces[:, :5], at_once[:, :5]) < EXACT
-    assert difference(in_pieces[:, 10:], at_once[:, 10:]) > 1e-3
-
-
-@pytest.mark.parametrize("same_length", [False, True])
-def test_a_token_changes_no_prediction_before_it_and_all_from_it_on(same_length: bool) -> None:
-    model = model_of(False, None, same_length)
-    _, memory = model(random_tokens(1, 9), model.empty_memory(1))
-    tokens_BT = random_tokens(1, SEGMENT_LEN, seed=2)
-    expected, after_expected = model.log_probs(tokens_BT, memory)
-    for t in range(SEGMENT_LEN):
-        changed = tokens_BT.clone()
-        changed[0, t] = (changed[0, t] + 1) % V
-        actual, after = model.log_probs(changed, memory)
-        moved_T = (actual - expected).abs().amax(dim=-1)[0]
-        assert torch.equal(actual[:, :t], expected[:, :t])
-        assert moved_T[t:].min() > 1e-3
-        kept = 7 - SEGMENT_LEN + t
-        assert torch.equal(after.hidden_LBMD[:, :, :kept], after_expected.hidden_LBMD[:, :, :kept])
-
-
-@pytest.mark.parametrize("same_length", [False, True])
-def test_lanes_of_different_age_in_one_batch_equal_each_alone(same_length: bool) -> None:
-    model = model_of(True, 4, same_length)
-    histories = [random_tokens(1, age, seed=age) for age in (2, 5, 9)]
-    read_alone = [model(history, model.empty_memory(1)).memory for history in histories]
-    alone = [model.empty_memory(1), *read_alone]
-    together = join_lanes(alone)
-    assert together.length_B.tolist() == [0, 2, 5, 7]
-    for seed in (10, 11):
-        tokens_BT = random_tokens(4, SEGMENT_LEN, seed=seed)
-        log_probs_BTV, together = model.log_probs(tokens_BT, together)
-        for lane in range(4):
-            expected, alone[lane] = model.log_probs(tokens_BT[lane : lane + 1], alone[lane])
-            assert_equal_to(log_probs_BTV[lane : lane + 1], expected, within=EXACT)
-            assert together.length_B[lane] == alone[lane].length_B[0]
-
-
-def test_a_lane_reset_inside_a_segment_reads_as_the_document_alone_and_the_others_go_on() -> None:
-    model, border = model_of(False, None), 2
-    segments = [SEGMENT_LEN] * 7
-    tokens_BT = random_tokens(2, sum(segments))
-    start = 3 * SEGMENT_LEN + border
-    resets_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-    resets_BT[1, start] = True
-    empty = model.empty_memory(2, mem_len=3 * SEGMENT_LEN + 2)
-    actual, memory = read(model, tokens_BT, empty, segments, resets_BT)
-    undisturbed, _ = read(model, tokens_BT, empty, segments)
-
-    document = tokens_BT[1:, start:]
-    one_lane = model.empty_memory(1, mem_len=empty.mem_len)
-    alone, memory_alone = read(model, document, one_lane, [SEGMENT_LEN - border, *segments[4:]])
-    assert_equal_to(actual[1:, start:], alone, within=EXACT)
-    assert_equal_to(actual[0], undisturbed[0], within=EXACT)
-    assert_equal_to(actual[1, :start], undisturbed[1, :start], within=EXACT)
-    assert difference(actual[1, start:], undisturbed[1, start:]) > 1e-3
-    assert memory.length_B.tolist() == [empty.mem_len, empty.mem_len]
-    assert_equal_to(memory.hidden_LBMD[:, 1:], memory_alone.hidden_LBMD, within=EXACT)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -163,29 +104,6 @@ def test_no_memory_zero_length_memory_and_masked_memory_are_the_same(pre_norm: b
     assert_equal_to(results[3][2], results[1][2], within=bound)
 
 
-def test_a_memory_of_zeros_is_attended_to() -> None:
-    model, tokens_BT = model_of(False, None), random_tokens(2, SEGMENT_LEN)
-    zeros = model.zero_memory(2)
-    assert zeros.length_B.tolist() == [7, 7]
-    assert zeros.hidden_LBMD.shape == (2, 2, 7, 16)
-    assert not zeros.hidden_LBMD.any()
-    with_zeros = model.log_probs(tokens_BT, zeros).log_probs_BTV
-    without = model.log_probs(tokens_BT, model.empty_memory(2)).log_probs_BTV
-    assert difference(with_zeros, without) > 1e-3
-
-
-def test_without_memory_every_segment_is_read_as_the_first() -> None:
-    with_none, with_some = tiny_model(mem_len=0), tiny_model(mem_len=7)
-    memory = with_none.empty_memory(2)
-    for seed in range(3):
-        tokens_BT = random_tokens(2, SEGMENT_LEN, seed=seed)
-        log_probs_BTV, memory = with_none.log_probs(tokens_BT, memory)
-        fresh = with_some.log_probs(tokens_BT, with_some.empty_memory(2)).log_probs_BTV
-        assert torch.equal(log_probs_BTV, fresh)
-        assert memory.hidden_LBMD.shape == (2, 2, 0, 16)
-        assert memory.length_B.tolist() == [0, 0]
-
-
 def test_memory_says_how_long_it_is_whatever_the_model_was_made_with() -> None:
     long, short = tiny_model(mem_len=7), tiny_model(mem_len=3)
     tokens_BT = random_tokens(2, 15)
@@ -195,3 +113,217 @@ def test_memory_says_how_long_it_is_whatever_the_model_was_made_with() -> None:
     assert memory.hidden_LBMD.shape[2] == 3
     assert torch.equal(asked, made)
     assert difference(asked, usual) > 1e-3
+
+
+ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in KINDS},
+    "adaptive": ("transformer_xl", ADAPTIVE),
+    "blockwise": ("transformer_xl", {"attention": "blockwise", "untie_r": True}),
+    "clamped": ("transformer_xl", {"clamp_len": 3, "pre_norm": True}),
+    "clamped shaw": ("shaw", {"clamp_len": 2}),
+    "pre-norm places": ("vaswani", {"pre_norm": True}),
+}
+CAN_LIMIT = sorted(name for name, (kind, _) in VARIANTS.items() if kind in TRANSFORMERS)
+
+
+@cache
+def variant(name: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
+    kind, changes = VARIANTS[name]
+    model: LanguageModel = model_of(kind, dtype=dtype, **changes)
+    return model.requires_grad_(False)
+
+
+def read_on(session: Stream, tokens_BT: Tensor, pieces: list[int], resets_BT: Tensor | None = None) -> Tensor:
+    return torch.cat(
+        [
+            session.log_probs(tokens_BT[:, piece], None if resets_BT is None else resets_BT[:, piece])
+            for piece in cut(tokens_BT.shape[1], pieces)
+        ],
+        dim=1,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+@settings(deadline=None, max_examples=8)
+@given(
+    data=st.data(),
+    pieces=st.lists(st.integers(1, 8), min_size=1, max_size=7),
+    mem_len=st.integers(0, 9),
+    same_length=st.booleans(),
+    fixed_shapes=st.booleans(),
+)
+def test_a_session_reads_as_the_model_does(
+    name: str, data: st.DataObject, pieces: list[int], mem_len: int, same_length: bool, fixed_shapes: bool
+) -> None:
+    limits = name in CAN_LIMIT and same_length and mem_len > 0
+    model = variant(name)
+    tokens_BT, length = random_tokens(2, sum(pieces)), sum(pieces)
+    resets_BT = drawn_resets(data, 2, length)
+    reader = model.with_context(clamp_len=model.clamp_len, same_length=limits)
+    expected, _ = read(reader, tokens_BT, model.empty_memory(2, mem_len), pieces, resets_BT)
+    session = txl.stream(model, batch_size=2, mem_len=mem_len, same_length=limits, fixed_shapes=fixed_shapes)
+    assert_equal_to(read_on(session, tokens_BT, pieces, resets_BT), expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_shapes_can_be_the_same_from_the_first_token_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens_BT, shapes = variant(kind), random_tokens(2, 20), []
+    append = KVCache.append
+
+    def noted(self: KVCache, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
+        shapes.append(append(self, key_value_2NBTH, keep=keep).shape)
+        return self.newest(keep + key_value_2NBTH.shape[3])
+
+    monkeypatch.setattr(KVCache, "append", noted)
+    growing, fixed = txl.stream(model, batch_size=2), txl.stream(model, batch_size=2, fixed_shapes=True)
+    expected = read_on(growing, tokens_BT, [1] * 20)
+    assert len(set(shapes)) > 1
+    fixed.log_probs(tokens_BT[:, :1])
+    fixed.reset()
+    shapes.clear()
+    assert_equal_to(read_on(fixed, tokens_BT, [1] * 20), expected, within=EXACT)
+    assert len(set(shapes)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_can_go_on_from_a_memory_of_the_model(kind: str) -> None:
+    model, tokens_BT = variant(kind), random_tokens(2, 12)
+    _, aged = read(model, random_tokens(2, 9), model.empty_memory(2), [9], one_reset(2, 9, lane=1, place=5))
+    session = txl.stream(model, batch_size=2)
+    for memory in (aged, model.zero_memory(2), model.empty_memory(2)):
+        session.start_from(memory)
+        expected, _ = read(model, tokens_BT, memory, [5, 7])
+        assert_equal_to(read_on(session, tokens_BT, [5, 7]), expected, within=EXACT)
+    shorter = txl.stream(model, batch_size=2, mem_len=3)
+    if kind in TRANSFORMERS:
+        shorter.start_from(aged)
+        newest = {"hidden_LBMD": aged.hidden_LBMD[:, :, -3:], "length_B": aged.length_B.clamp(max=3)}
+        hidden = replace(model.empty_memory(2, 3), **newest)
+        expected, _ = read(model, tokens_BT, hidden, [5, 7])
+        assert_equal_to(read_on(shorter, tokens_BT, [5, 7]), expected, within=EXACT)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_a_token_costs_its_own_projections_and_not_its_memorys(kind: str) -> None:
+    model = model_of(kind)
+    rows: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, inputs, output: rows.append(inputs[0].shape[:-1].numel()))
+    session = txl.stream(model, batch_size=1)
+    read_on(session, random_tokens(1, 30), [1] * 30)
+    rows.clear()
+    read_on(session, random_tokens(1, 30), [1] * 30)
+    assert set(rows) == {1}  # one token's, and no positions
+    assert len(rows) == 30 * 2 * 5  # keys and values, query, output, two of feed-forward
+
+
+def test_keys_and_values_that_are_kept_take_the_room_of_the_memory_and_half_as_much() -> None:
+    buffer, read_so_far = KVCache(), torch.empty(2, 1, 1, 0, 3)
+    copies = 0
+    for number in range(500):
+        new = torch.full((2, 1, 1, 1, 3), float(number))
+        place = buffer.newest(0).data_ptr() if number else 0
+        read_so_far = torch.cat([read_so_far, new], dim=3)
+        seen = buffer.append(new, keep=min(number, 100))
+        assert torch.equal(seen, read_so_far[:, :, :, -101:])
+        copies += seen.data_ptr() != place
+        assert seen.untyped_storage().nbytes() <= 4 * 6 * max(4, 1.5 * min(number, 100) + 2)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+@pytest.mark.parametrize("how", ["autocast", "model"])
+def test_in_bfloat16_a_session_reads_about_the_same(kind: str, how: str) -> None:
+    exact, model = (model_of(kind, dtype=torch.float32) for _ in range(2))
+    if how == "model":
+        model.bfloat16()
+    tokens_BT = random_tokens(2, 15)
+    with torch.no_grad():
+        expected, _ = read(exact, tokens_BT, exact.empty_memory(2), [5, 5, 1, 4])
+    session = txl.stream(model, batch_size=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+        actual = read_on(session, tokens_BT, [5, 5, 1, 4])
+    assert actual.dtype == torch.float32  # softmax and logarithm are
+    assert 1e-4 < difference(actual, expected) < 0.5
+
+
+def test_a_session_keeps_no_graph_and_outlives_inference_mode() -> None:
+    model, tokens_BT = model_of("transformer_xl"), random_tokens(1, 20)
+    session = txl.stream(model, batch_size=1)
+    with torch.inference_mode():
+        actual = [session.log_probs(tokens_BT[:, :10])]
+    actual.append(session.log_probs(tokens_BT[:, 10:]))
+    assert not any(part.requires_grad for part in actual)
+    expected, _ = read(model, tokens_BT, model.empty_memory(1), [10, 10])
+    assert_equal_to(torch.cat(actual, dim=1), expected.detach(), within=EXACT)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_what_is_no_number_ends_with_a_lanes_reset(kind: str) -> None:
+    model = model_of(kind, tie_weights=False).requires_grad_(False)
+    model.embedding.weights[0][0] = torch.nan
+    tokens_BT = random_tokens(2, 9).clamp(min=1)
+    poisoned = tokens_BT.clone()
+    poisoned[:, 2] = 0
+    session = txl.stream(model, batch_size=2)
+    session.log_probs(poisoned)
+    session.reset([0])
+    log_probs_BTV = session.log_probs(tokens_BT)
+    assert log_probs_BTV[0].isfinite().all()
+    assert log_probs_BTV[1].isnan().any()
+
+
+def test_what_a_session_cannot_do_is_refused() -> None:
+    model, tokens_BT = model_of("transformer_xl"), random_tokens(2, SEGMENT_LEN)
+    session = txl.stream(model, batch_size=2)
+    with pytest.raises(ValueError, match=r"3 lanes and the session has 2: .*stream\(model, batch_size=3\)"):
+        session.log_probs(random_tokens(3, SEGMENT_LEN))
+    with pytest.raises(ValueError, match="mem_len is -1"):
+        txl.stream(model, batch_size=2, mem_len=-1)
+    with pytest.raises(ValueError, match="same_length is true with mem_len 0"):
+        txl.stream(model, batch_size=2, mem_len=0, same_length=True).log_probs(tokens_BT)
+    with pytest.raises(ValueError, match="clamp_len is 3"):
+        txl.stream(model_of("transformer_rope"), batch_size=2, clamp_len=3).log_probs(tokens_BT)
+    with pytest.raises(IndexError):
+        session.reset([2])
+    model.train()
+    with pytest.raises(ValueError, match=r"eval\(\)"):
+        session.log_probs(tokens_BT)
+
+
+def test_a_session_made_before_eval_reads_without_dropout() -> None:
+    model = model_of("transformer_xl", dtype=torch.float32, dropout=0.5).train()
+    session = txl.stream(model, batch_size=2, mem_len=4)
+    tokens_BT = random_tokens(2, 5)
+    with pytest.raises(ValueError, match="call eval"):
+        session.log_probs(tokens_BT)
+    expected = txl.stream(model.eval(), batch_size=2, mem_len=4).log_probs(tokens_BT)
+    assert torch.equal(session.log_probs(tokens_BT), expected)
+
+
+def test_a_session_can_be_copied_to_read_on_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_WORTH_A_LAYOUT", 1)
+    session = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
+    session.log_probs(random_tokens(2, 5))
+    copied = copy.deepcopy(session)
+    one, other = random_tokens(2, 3, seed=1), random_tokens(2, 3, seed=2)
+    session.log_probs(one)
+    copied.log_probs(other)
+    fresh = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
+    fresh.log_probs(random_tokens(2, 5))
+    fresh.log_probs(other)
+    assert torch.equal(copied.log_probs(one), fresh.log_probs(one))
+
+
+def test_the_last_prediction_and_lengths_of_ones_own() -> None:
+    model, tokens_BT = model_of("shaw", mem_len=4, clamp_len=2), random_tokens(2, 9)
+    expected, _ = read(model, tokens_BT, model.empty_memory(2), [4, 5])
+    session = txl.stream(model, batch_size=2)
+    actual = torch.stack([session.next_log_probs(tokens_BT[:, piece]) for piece in cut(9, [4, 5])], dim=1)
+    assert_equal_to(actual, expected[:, [3, 8]].detach(), within=EXACT)
+    unclamped = model.with_context(clamp_len=None, same_length=False)
+    expected, _ = read(unclamped, tokens_BT, model.empty_memory(2), [4, 5])
+    assert_equal_to(
+        read_on(txl.stream(model, batch_size=2, clamp_len=None), tokens_BT, [4, 5]), expected.detach(), within=EXACT
+    )

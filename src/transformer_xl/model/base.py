@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from transformer_xl.model.embedding import AdaptiveEmbedding, Clusters, make_clusters
+from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax, make_clusters
+from transformer_xl.model.flops import Flops
 from transformer_xl.model.memory import Memory, MemoryType
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.registry import lookup
@@ -77,11 +78,15 @@ class AttentionWeights(NamedTuple):
 class LanguageModel(nn.Module, ABC):
     """A model that reads a lane segment by segment and carries a memory from one to the next.
 
+    A network of one's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`. Its
+    constructor makes a `softmax` besides what it is made of; `empty_memory` and `forward` are what it must define.
+
     Attributes:
         config: what it was made from.
         vocab_size: V.
         clusters: how the vocabulary is cut; one cluster where it is not.
         embedding: of tokens.
+        softmax: over the vocabulary.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
         same_length: whether each query sees the same number of keys.
@@ -92,21 +97,14 @@ class LanguageModel(nn.Module, ABC):
         vocabulary: set by `load_model` where the source has one.
     """
 
-    config: ModelConfig
-    vocab_size: int
-    clusters: Clusters
-    embedding: AdaptiveEmbedding
-    mem_len: int
-    clamp_len: int | None
-    same_length: bool
-    max_segment_len: int | None = None
+    softmax: AdaptiveSoftmax
     relative: bool = True
     attends: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     vocabulary: Any = None
 
-    def set_context(self, config: ModelConfig, *, vocab_size: int) -> None:
-        """Set the attributes that follow from the configuration."""
+    def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
+        super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.clusters = make_clusters(config, vocab_size=vocab_size)
@@ -114,14 +112,15 @@ class LanguageModel(nn.Module, ABC):
         self.clamp_len = config.clamp_len
         self.same_length = config.same_length
         self.max_segment_len = self.longest_segment(config)
+        self.embedding = AdaptiveEmbedding(self.clusters)
 
     @classmethod
-    def clamps(cls, config: ModelConfig) -> bool:
+    def clamps(cls, config: Any) -> bool:
         """Return whether distances above a `clamp_len` can count as it."""
         return False
 
     @classmethod
-    def longest_segment(cls, config: ModelConfig) -> int | None:
+    def longest_segment(cls, config: Any) -> int | None:
         """Return the length of the longest segment that such a model can read; None: any."""
         return None
 
@@ -138,16 +137,15 @@ class LanguageModel(nn.Module, ABC):
             yield f"{group}same_length is true, and must be false for {config.label}"
 
     def check_context(self, *, segment_len: int, mem_len: int) -> None:
-        """Refuse lengths that the model cannot read with.
+        """Refuse a segment length, `clamp_len` or `same_length` that the model cannot read with.
 
         Raises:
-            ValueError: segment length, `same_length` or `clamp_len`.
+            ValueError: with the values.
         """
-        problems = list(
-            self.refusals(self.config, mem_len=mem_len, clamp_len=self.clamp_len, same_length=self.same_length)
-        )
-        if problems:
-            raise ValueError("; ".join(problems))
+        for problem in self.refusals(
+            self.config, mem_len=mem_len, clamp_len=self.clamp_len, same_length=self.same_length
+        ):
+            raise ValueError(problem)
         if self.max_segment_len is not None and segment_len > self.max_segment_len:
             raise ValueError(
                 f"the segment has {segment_len} tokens, and the model can read at most {self.max_segment_len} at once"
@@ -155,11 +153,11 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Give the memory of lanes that have read nothing: length 0."""
+        """Return the memory of lanes that have read nothing: length 0."""
 
-    @abstractmethod
     def zero_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Give a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
+        """Return a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
+        return self.empty_memory(batch_size, mem_len)
 
     @abstractmethod
     def forward(
@@ -177,27 +175,13 @@ class LanguageModel(nn.Module, ABC):
             ValueError: the lanes of tokens and memory differ; lengths that the model cannot read with.
         """
 
-    @abstractmethod
     def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
-        """Give log-probabilities (B, T, V) from the last hidden states."""
+        """Return log-probabilities (B, T, V) from the last hidden states."""
+        return self.softmax.log_probs(hidden_BTD)
 
-    @abstractmethod
     def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
-
-    @abstractmethod
-    def memory_size(self, mem_len: int) -> int:
-        """Count the numbers that a full memory holds for one lane."""
-
-    @abstractmethod
-    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
-        """Count the useful operations of a training step over one segment in every lane.
-
-        Args:
-            batch_size: B.
-            segment_len: T.
-            cluster_shares: the share of each of `clusters` among the tokens.
-        """
+        """Return losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
+        return self.softmax.nll(hidden_BTD, targets_BT)
 
     def log_probs(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> LogProbs:
         """Predict the token after each position; arguments as in `forward`."""
@@ -205,27 +189,55 @@ class LanguageModel(nn.Module, ABC):
         return LogProbs(self.head_log_probs(hidden_BTD), memory)
 
     def nll(
-        self, tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        memory: Memory,
+        resets_BT: Tensor | None = None,
+        *,
+        detach: bool = True,
     ) -> TokenLosses:
-        """Give each target's loss in nats; arguments as in `forward`.
+        """Return each target's loss in nats.
 
         Args:
-            tokens_BT: token ids.
+            tokens_BT: as all but the next argument in `forward`.
             targets_BT: the next token of the same lane, -100 where it does not count.
-            memory: of the same lanes.
-            resets_BT: tokens that begin a document.
+            memory: see `forward`.
+            resets_BT: see `forward`.
+            detach: see `forward`.
         """
         with self.embedding.sharing_tables():
-            hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
+            hidden_BTD, memory = self(tokens_BT, memory, resets_BT, detach=detach)
             return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
-        """Give what each key weighs to each token, before dropout of weights; arguments as in `forward`.
+        """Return what each key weighs to each token, before dropout of weights; arguments as in `forward`.
 
         Raises:
             ValueError: the model has no attention.
         """
         raise ValueError(f"{self.config.label} has no attention, and so no weights of it")
+
+    def memory_size(self, mem_len: int) -> int:
+        """Return how many numbers a full memory holds for one lane."""
+        state = self.zero_memory(1, mem_len).state_dict() if mem_len else {}
+        return sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.is_floating_point())
+
+    def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
+        """Count useful operations; by the matrices alone, where a network does not know better."""
+        matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() > 1 and "embedding" not in name)
+        tokens = batch_size * segment_len
+        return Flops(2 * tokens * matrices + self.clusters.flops(tokens=tokens, shares=cluster_shares), into_memory=0)
+
+    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
+        """Return the useful operations of a training step over one segment in every lane.
+
+        Args:
+            batch_size: B.
+            segment_len: T.
+            cluster_shares: the share of each of `clusters` among the tokens.
+        """
+        return self.flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=cluster_shares).step
 
     def own_context(self, *, segment_len: int) -> Context:
         """Return the context of the model's own lengths, with segments no longer than it can read."""
@@ -237,7 +249,7 @@ class LanguageModel(nn.Module, ABC):
         )
 
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
-        """Give the same model, its parameters shared, that looks at its context by another rule."""
+        """Return the same model, its parameters shared, that looks at its context by another rule."""
         twin = copy.copy(self)
         twin.clamp_len = clamp_len
         twin.same_length = same_length
@@ -270,7 +282,7 @@ def check_lanes(
 
 
 def of_kind(kind: type[MemoryType], memory: Memory) -> MemoryType:
-    """Give a memory back if it is of the kind that a model keeps.
+    """Return a memory if it is of the kind that a model keeps.
 
     Raises:
         TypeError: it is another model's, or none.

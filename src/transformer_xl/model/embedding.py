@@ -17,10 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.kernels.cross_entropy import NOT_COUNTED, Columns, Softmax, softmax_losses
-from transformer_xl.model.kernels.linear import linear
-from transformer_xl.model.kernels.onednn import rows_to_add
-from transformer_xl.model.kernels.tied_gradient import SharedTable, shared_table
+from transformer_xl.model.kernels.cross_entropy import (
+    NOT_COUNTED,
+    Columns,
+    SharedTable,
+    Softmax,
+    shared_table,
+    softmax_losses,
+)
+from transformer_xl.model.kernels.linear import linear, rows_to_add
 from transformer_xl.model_config import ModelConfig
 
 
@@ -61,30 +66,21 @@ class Clusters:
             return [(self.edges[-1], self.widths[0])]
         return list(zip(self.sizes, self.widths, strict=True))
 
-    def output_flops(self, *, tokens: int, shares: Sequence[float]) -> int:
-        """Count the operations of the softmax over the clusters that tokens visit.
+    def flops(self, *, tokens: int, shares: Sequence[float]) -> int:
+        """Count the operations of projecting embeddings, and of the softmax over the clusters that tokens visit.
 
         Args:
-            tokens: how many are predicted.
-            shares: of each cluster among the targets, together 1.
+            tokens: how many are read and predicted.
+            shares: of each cluster among them, together 1.
         """
-        head = self.sizes[0] + len(self.tails)
-        flops = tokens * self._logits_flops(0, rows=head)
-        for number in self.tails:
-            flops += round(tokens * shares[number]) * self._logits_flops(number, rows=self.sizes[number])
+        counts = [round(tokens * share) for share in shares]
+        rows = [self.sizes[0] + len(self.tails), *self.sizes[1:]]
+        softmaxes = zip([tokens, *counts[1:]], self.widths, rows, strict=True)
+        flops = sum(count * 2 * width * columns for count, width, columns in softmaxes)
+        if self.projected:  # of every token read, and of every row of a softmax
+            visits = [tokens + counts[0], *(2 * count for count in counts[1:])]
+            flops += sum(count * 2 * width * self.d_model for count, width in zip(visits, self.widths, strict=True))
         return flops
-
-    def input_flops(self, *, tokens: int, shares: Sequence[float]) -> int:
-        """Count the operations of projecting the embeddings of tokens, of whose clusters `shares` are the shares."""
-        if not self.projected:
-            return 0
-        return sum(
-            round(tokens * share) * 2 * width * self.d_model for share, width in zip(shares, self.widths, strict=True)
-        )
-
-    def _logits_flops(self, number: int, *, rows: int) -> int:
-        width = self.widths[number]
-        return 2 * width * rows + (2 * self.d_model * width if self.projected else 0)
 
 
 def make_clusters(config: ModelConfig, *, vocab_size: int) -> Clusters:
@@ -106,7 +102,7 @@ def make_clusters(config: ModelConfig, *, vocab_size: int) -> Clusters:
 
 
 def kept_cutoffs(config: ModelConfig, *, vocab_size: int) -> list[int]:
-    """Give the cutoffs that lie within a vocabulary."""
+    """Return the cutoffs that lie within a vocabulary."""
     return [cutoff for cutoff in config.cutoffs if cutoff < vocab_size]
 
 

@@ -8,14 +8,13 @@ twice forward, less what would flow into memory. Recomputation does not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformer_xl.model.embedding import Clusters
 from transformer_xl.model_config import RecurrentConfig, TransformerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerProducts:
+class LayerProducts(NamedTuple):
     """Which matrix products a layer has.
 
     Attributes:
@@ -29,83 +28,57 @@ class LayerProducts:
     feed_forward: int
 
 
-def forward_flops(
+class Flops(NamedTuple):
+    """Operations of reading one segment in every lane, and of the gradients that would flow into memory."""
+
+    forward: int
+    into_memory: int
+
+    @property
+    def step(self) -> int:
+        """Operations of a training step."""
+        return 3 * self.forward - self.into_memory
+
+
+def transformer_flops(
     config: TransformerConfig,
     products: LayerProducts,
-    *,
     clusters: Clusters,
+    *,
     batch_size: int,
     segment_len: int,
     mem_len: int,
     cluster_shares: Sequence[float],
-) -> int:
-    """Count the operations of reading one segment in every lane, the loss included."""
+) -> Flops:
+    """Count the operations of a transformer, the loss included."""
     heads = config.n_head * config.d_head
     tokens = batch_size * segment_len
+    memory_projection = 2 * batch_size * mem_len * config.d_model * 2 * heads
     layer = (
         2 * tokens * config.d_model * 3 * heads  # queries, and the segment's keys and values
-        + _memory_projection(config, batch_size=batch_size, mem_len=mem_len)
+        + memory_projection
         + products.scored * tokens * heads * (2 * mem_len + segment_len + 1)  # over M + (T + 1) / 2 keys
         + 2 * tokens * heads * config.d_model  # output projection
         + 2 * tokens * config.d_model * config.d_inner * products.feed_forward
     )
     if products.projects_positions:
         layer += 2 * (mem_len + segment_len) * config.d_model * heads
-    vocabulary = clusters.input_flops(tokens=tokens, shares=cluster_shares)
-    vocabulary += clusters.output_flops(tokens=tokens, shares=cluster_shares)
-    return config.n_layer * layer + vocabulary
+    vocabulary = clusters.flops(tokens=tokens, shares=cluster_shares)
+    return Flops(config.n_layer * layer + vocabulary, config.n_layer * memory_projection)
 
 
-def step_flops(
-    config: TransformerConfig,
-    products: LayerProducts,
-    *,
-    clusters: Clusters,
-    batch_size: int,
-    segment_len: int,
-    mem_len: int,
-    cluster_shares: Sequence[float],
-) -> int:
-    """Count the operations of a training step: forward, and backward without what would flow into memory."""
-    forward = forward_flops(
-        config,
-        products,
-        clusters=clusters,
-        batch_size=batch_size,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        cluster_shares=cluster_shares,
-    )
-    return 3 * forward - config.n_layer * _memory_projection(config, batch_size=batch_size, mem_len=mem_len)
-
-
-def recurrent_step_flops(
+def recurrent_flops(
     config: RecurrentConfig,
+    clusters: Clusters,
     *,
     gates: int,
-    clusters: Clusters,
     batch_size: int,
     segment_len: int,
     cluster_shares: Sequence[float],
-) -> int:
-    """Count the operations of a training step of a recurrent network.
-
-    Args:
-        config: of the network.
-        gates: D x D matrices that a cell has for its input, and again for its state.
-        clusters: of the vocabulary.
-        batch_size: B.
-        segment_len: T.
-        cluster_shares: the share of each cluster among the tokens.
-    """
+) -> Flops:
+    """Count the operations of a network whose cells have `gates` D x D matrices for the input, and for the state."""
     tokens = batch_size * segment_len
     matrix = 2 * config.d_model * config.d_model
-    vocabulary = clusters.input_flops(tokens=tokens, shares=cluster_shares)
-    vocabulary += clusters.output_flops(tokens=tokens, shares=cluster_shares)
-    forward = config.n_layer * tokens * 2 * gates * matrix + vocabulary
+    vocabulary = clusters.flops(tokens=tokens, shares=cluster_shares)
     into_memory = config.n_layer * batch_size * gates * matrix  # the first token's state is memory
-    return 3 * forward - into_memory
-
-
-def _memory_projection(config: TransformerConfig, *, batch_size: int, mem_len: int) -> int:
-    return 2 * batch_size * mem_len * config.d_model * 2 * config.n_head * config.d_head
+    return Flops(config.n_layer * tokens * 2 * gates * matrix + vocabulary, into_memory)

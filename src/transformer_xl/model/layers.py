@@ -11,14 +11,73 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import Encoding, SelfAttention
+from transformer_xl.model.attention import attention_weights
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.mask import AttentionMask
-from transformer_xl.model.positions import PositionEncoding
+from transformer_xl.model.positions import Encoding, PositionEncoding
 from transformer_xl.model_config import TransformerConfig
 
 ExtendKeyValue = Callable[[Tensor], Tensor]
 """Returns keys and values of memory and segment, (2, N, B, S, H), for those of the segment."""
+
+
+class SelfAttention(nn.Module):
+    """Projections to queries, keys and values, and of what is attended to."""
+
+    def __init__(self, config: TransformerConfig, position: PositionEncoding) -> None:
+        super().__init__()
+        width = config.n_head * config.d_head
+        self.n_head = config.n_head
+        self.dropatt = config.dropatt
+        self._position = (position,)  # in a tuple: a part of the model, and not of each layer
+        self.query = Linear(config.d_model, width, bias=False)
+        self.key_value = Linear(config.d_model, 2 * width, bias=False)
+        position.add_to(self)
+        self.output = Linear(width, config.d_model, bias=False)
+
+    def keys_and_values(self, rows_BTD: Tensor) -> Tensor:
+        """Return keys and values (2, N, B, T, H), a view of what they are projected to.
+
+        In this order those of memory and segment can be put behind one another, and products made of a head's keys.
+        """
+        projected_BTC: Tensor = self.key_value(rows_BTD)
+        lanes, tokens, width = projected_BTC.shape
+        return projected_BTC.view(lanes, tokens, 2, self.n_head, width // (2 * self.n_head)).permute(2, 3, 0, 1, 4)
+
+    def forward(
+        self, hidden_BTD: Tensor, key_value_2NBSH: Tensor, *, mask: AttentionMask, encoding: Encoding
+    ) -> Tensor:
+        """Attend from the segment to memory and segment: (B, T, D).
+
+        Args:
+            hidden_BTD: what queries are made of.
+            key_value_2NBSH: keys and values of memory and segment.
+            mask: which keys each query sees.
+            encoding: of the keys' positions.
+        """
+        key_NBSH, value_NBSH = key_value_2NBSH.unbind(0)
+        attended_BTNH = self._position[0].attend(
+            self._queries(hidden_BTD),
+            key_NBSH.permute(1, 2, 0, 3),
+            value_NBSH.permute(1, 2, 0, 3),
+            encoding,
+            mask=mask,
+            dropout=self.dropatt if self.training else 0.0,
+        )
+        attended_BTD: Tensor = self.output(attended_BTNH.flatten(-2))
+        return attended_BTD
+
+    def weights(
+        self, hidden_BTD: Tensor, key_value_2NBSH: Tensor, *, mask: AttentionMask, encoding: Encoding
+    ) -> Tensor:
+        """Return what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
+        key_BSNH = key_value_2NBSH[0].permute(1, 2, 0, 3)
+        scores = self._position[0].scores(self._queries(hidden_BTD), key_BSNH, encoding)
+        return attention_weights(scores, mask)
+
+    def _queries(self, hidden_BTD: Tensor) -> Tensor:
+        query_BTNH: Tensor = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
+        return query_BTNH
 
 
 class VariationalDropout(nn.Module):

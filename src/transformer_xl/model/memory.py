@@ -6,23 +6,32 @@ Letters: L layers, B lanes, M slots, T tokens of a segment, D width, K states of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from transformer_xl.registry import lookup, register
 
 MemoryType = TypeVar("MemoryType", bound="Memory")
-SlotMemoryType = TypeVar("SlotMemoryType", bound="SlotMemory")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Memory(ABC):
-    """What a model remembers of each lane; every model has its own kind, and gives it by `empty_memory`."""
+    """What a model remembers of each lane, a frozen dataclass of tensors and plain values.
+
+    A kind of one's own is registered as `@register("memory", KIND)`, by which a checkpoint finds it again.
+
+    Attributes:
+        kind: the name that the class is registered by.
+        mem_len: capacity in tokens; the model reads it from here.
+    """
 
     kind: ClassVar[str]
+    mem_len: int
 
     @property
     @abstractmethod
@@ -30,170 +39,131 @@ class Memory(ABC):
         """Number of lanes."""
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> Self:
-        """Give the same memory on another device."""
-
-    @abstractmethod
     def lanes(self, lanes: slice) -> Self:
-        """Give the memory of some lanes, as a copy of its own."""
-
-    @abstractmethod
-    def detach(self) -> Self:
-        """Return the same memory, through which no gradient flows."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers and tensors, `kind` among them, for a checkpoint."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the memory of which `state_dict` gave this."""
+        """Return the memory of some lanes, as a copy of its own."""
 
     @classmethod
     @abstractmethod
     def join(cls, memories: Sequence[Self]) -> Self:
         """Put the lanes of several memories of one model beside each other, in order."""
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same memory on another device."""
+        return self._changed(lambda tensor: tensor.to(device))
 
+    def detach(self) -> Self:
+        """Return the same memory, through which no gradient flows."""
+        return self._changed(Tensor.detach)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers and tensors, `kind` among them, for a checkpoint."""
+        return {"kind": self.kind, **self._fields()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the memory of which `state_dict` gave this."""
+        return cls(**{name: value for name, value in state.items() if name != "kind"})
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in self._fields().items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
+
+@register("memory", "hidden")
 @dataclass(frozen=True, kw_only=True)
-class SlotMemory(Memory):
-    """A row for each token before the segment and each layer, newest last; a subclass says what a row is.
+class HiddenMemory(Memory):
+    """Layer inputs of the tokens before the segment.
 
     Attributes:
-        length_B: how many of the newest slots each lane may look at, int64; rows of the others are zero.
-        mem_len: capacity; M grows up to it.
+        hidden_LBMD: layer inputs, newest last; M grows up to `mem_len`, and slots beyond a lane's length are zero.
+        length_B: how many of the newest slots each lane may look at, int64.
     """
 
+    kind = "hidden"
+    hidden_LBMD: Tensor
     length_B: Tensor
-    mem_len: int
-
-    @property
-    @abstractmethod
-    def rows(self) -> Tensor:
-        """Rows (L, B, M, D), detached."""
-
-    @abstractmethod
-    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
-        """Give a memory of the same kind and capacity that holds other rows."""
 
     @property
     def batch_size(self) -> int:
-        """Number of lanes."""
         return self.length_B.shape[0]
+
+    @property
+    def slots(self) -> int:
+        """M."""
+        return self.hidden_LBMD.shape[2]
+
+    def lanes(self, lanes: slice) -> Self:
+        return replace(self, hidden_LBMD=self.hidden_LBMD[:, lanes].clone(), length_B=self.length_B[lanes].clone())
+
+    @classmethod
+    def join(cls, memories: Sequence[Self]) -> Self:
+        slots = max(memory.slots for memory in memories)
+        hidden_LBMD = torch.cat([memory.with_slots(slots).hidden_LBMD for memory in memories], dim=1)
+        return replace(memories[0], hidden_LBMD=hidden_LBMD, length_B=torch.cat([m.length_B for m in memories]))
+
+    def with_slots(self, slots: int) -> Self:
+        """Return the same memory with so many slots, the further ones empty."""
+        if slots == self.slots:
+            return self
+        return replace(self, hidden_LBMD=functional.pad(self.hidden_LBMD, (0, 0, slots - self.slots, 0)))
 
     def zeroed(self) -> Self:
         """Return the same memory with everything beyond the lanes' lengths set to zero.
 
         What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
         """
-        beyond_BM1 = beyond(self.length_B, slots=self.rows.shape[2])
-        return self.with_rows(self.rows.masked_fill(beyond_BM1, 0), length_B=self.length_B)
+        return replace(self, hidden_LBMD=self.hidden_LBMD.masked_fill(beyond(self.length_B, slots=self.slots), 0))
 
-    def with_all_slots(self) -> Self:
-        """Give the same memory with `mem_len` slots, the further ones empty: its shape no longer grows."""
-        missing = self.mem_len - self.rows.shape[2]
-        if missing == 0:
-            return self
-        return self.with_rows(torch.nn.functional.pad(self.rows, (0, 0, missing, 0)), length_B=self.length_B)
+    def after(self, inputs_LBTD: Sequence[Tensor], *, resets_BT: Tensor | None) -> Self:
+        """Return the newest layer inputs of memory and segment.
 
-    def to(self, device: torch.device | str) -> Self:
-        """Give the same memory on another device."""
-        return self.with_rows(self.rows.to(device), length_B=self.length_B.to(device))
-
-    def detach(self) -> Self:
-        return self.with_rows(self.rows.detach(), length_B=self.length_B)
-
-    def lanes(self, lanes: slice) -> Self:
-        """Give the memory of some lanes, as a copy of its own."""
-        return self.with_rows(self.rows[:, lanes].clone(), length_B=self.length_B[lanes].clone())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give plain containers and tensors, for a checkpoint."""
-        return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        return cls(**{name: value for name, value in state.items() if name != "kind"})
-
-    @classmethod
-    def join(cls, memories: Sequence[Self]) -> Self:
-        """Put the lanes of several memories beside each other; shorter ones get empty slots."""
-        slots = max(memory.rows.shape[2] for memory in memories)
-        padded = [torch.nn.functional.pad(memory.rows, (0, 0, slots - memory.rows.shape[2], 0)) for memory in memories]
-        length_B = torch.cat([memory.length_B for memory in memories])
-        return memories[0].with_rows(torch.cat(padded, dim=1), length_B=length_B)
-
-
-@register("memory", "hidden")
-@dataclass(frozen=True, kw_only=True)
-class HiddenMemory(SlotMemory):
-    """Layer inputs of the tokens before the segment.
-
-    Attributes:
-        hidden_LBMD: layer inputs, newest last, detached; slots beyond a lane's length are zero.
-    """
-
-    kind = "hidden"
-    hidden_LBMD: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        """Layer inputs (L, B, M, D)."""
-        return self.hidden_LBMD
-
-    def with_rows(self, rows_LBMD: Tensor, *, length_B: Tensor) -> Self:
-        """Give a memory of other layer inputs."""
-        return replace(self, hidden_LBMD=rows_LBMD, length_B=length_B)
+        Args:
+            inputs_LBTD: for each layer, those of the segment.
+            resets_BT: tokens that begin a document; what lies before a lane's last one is forgotten.
+        """
+        lanes, segment_len, width = inputs_LBTD[0].shape
+        slots = min(self.mem_len, self.slots + segment_len)
+        new = min(slots, segment_len)
+        hidden_LBMD = inputs_LBTD[0].new_empty(len(inputs_LBTD), lanes, slots, width)
+        hidden_LBMD[:, :, : slots - new] = self.hidden_LBMD[:, :, self.slots - (slots - new) :]
+        for layer, inputs_BTD in enumerate(inputs_LBTD):
+            hidden_LBMD[layer, :, slots - new :] = inputs_BTD[:, segment_len - new :]
+        length_B = length_after(self.length_B, segment_len=segment_len, mem_len=self.mem_len, resets_BT=resets_BT)
+        hidden_LBMD = hidden_LBMD.masked_fill_(beyond(length_B, slots=slots), 0)
+        return replace(self, hidden_LBMD=hidden_LBMD, length_B=length_B)
 
 
 @register("memory", "state")
 @dataclass(frozen=True, kw_only=True)
 class StateMemory(Memory):
-    """The state of a recurrent network after the last token.
+    """The state of a recurrent network after the last token; with `mem_len` 0 it is forgotten after each segment.
 
     Attributes:
-        state_KLBD: K states of each layer (an LSTM has two), detached.
-        mem_len: 0: the state is forgotten after each segment.
+        state_KLBD: K states of each layer; an LSTM has two.
     """
 
     kind = "state"
     state_KLBD: Tensor
-    mem_len: int
 
     @property
     def batch_size(self) -> int:
-        """Number of lanes."""
         return self.state_KLBD.shape[2]
 
-    def to(self, device: torch.device | str) -> StateMemory:
-        """Give the same memory on another device."""
-        return replace(self, state_KLBD=self.state_KLBD.to(device))
-
-    def detach(self) -> StateMemory:
-        return replace(self, state_KLBD=self.state_KLBD.detach())
-
-    def lanes(self, lanes: slice) -> StateMemory:
-        """Give the memory of some lanes, as a copy of its own."""
+    def lanes(self, lanes: slice) -> Self:
         return replace(self, state_KLBD=self.state_KLBD[:, :, lanes].clone())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give plain containers and tensors, for a checkpoint."""
-        return {"kind": self.kind, "state_KLBD": self.state_KLBD, "mem_len": self.mem_len}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> StateMemory:
-        return cls(state_KLBD=state["state_KLBD"], mem_len=state["mem_len"])
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:
-        """Put the lanes of several memories beside each other."""
-        states = torch.cat([memory.state_KLBD for memory in memories], dim=2)
-        return cls(state_KLBD=states, mem_len=memories[0].mem_len)
+        return replace(memories[0], state_KLBD=torch.cat([memory.state_KLBD for memory in memories], dim=2))
 
 
 def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
-    """Undo `Memory.state_dict`."""
+    """Return the memory of any kind of which `Memory.state_dict` gave this."""
     memory: Memory = cast("type[Memory]", lookup("memory", state["kind"]).factory).from_state(state)
     return memory
 
@@ -203,31 +173,8 @@ def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:
     return type(memories[0]).join(memories)
 
 
-def next_memory(
-    *, memory: SlotMemoryType, rows_LBTD: Sequence[Tensor], resets_BT: Tensor | None, segment_len: int
-) -> SlotMemoryType:
-    """Keep the newest rows of memory and segment.
-
-    Args:
-        memory: what the segment was read with.
-        rows_LBTD: for each layer, the segment's rows.
-        resets_BT: tokens that begin a document; what lies before a lane's last one is forgotten.
-        segment_len: T.
-    """
-    mem_len = memory.mem_len
-    layers, lanes, old_slots, width = memory.rows.shape
-    slots = min(mem_len, old_slots + segment_len)
-    new = min(slots, segment_len)
-    new_rows_LBMD = rows_LBTD[0].new_empty(layers, lanes, slots, width)
-    new_rows_LBMD[:, :, : slots - new] = memory.rows[:, :, old_slots - (slots - new) :]
-    for layer, rows_BTD in enumerate(rows_LBTD):
-        new_rows_LBMD[layer, :, slots - new :] = rows_BTD[:, segment_len - new :]
-    length_B = length_after(memory.length_B, segment_len=segment_len, mem_len=mem_len, resets_BT=resets_BT)
-    return memory.with_rows(new_rows_LBMD.masked_fill_(beyond(length_B, slots=slots), 0), length_B=length_B)
-
-
 def length_after(length_B: Tensor, *, segment_len: int, mem_len: int, resets_BT: Tensor | None) -> Tensor:
-    """Count the valid slots of each lane after a segment of T tokens; arguments as in `next_memory`."""
+    """Count the valid slots of each lane after a segment of T tokens, of which `resets_BT` begin a document."""
     after_B = (length_B + segment_len).clamp(max=mem_len)
     if resets_BT is None:
         return after_B
@@ -238,7 +185,7 @@ def length_after(length_B: Tensor, *, segment_len: int, mem_len: int, resets_BT:
 
 
 def beyond(length_B: Tensor, *, slots: int) -> Tensor:
-    """Say which slots are not valid: (B, M, 1)."""
+    """Return which slots are not valid: (B, M, 1)."""
     slot_M = torch.arange(slots, device=length_B.device)
     return (slot_M < slots - length_B[:, None])[..., None]
 

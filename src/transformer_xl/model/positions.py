@@ -9,8 +9,8 @@ H head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -18,25 +18,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.attention import (
-    Encoding,
-    SelfAttention,
     attention_weights,
     content_scores,
-    plain_attention,
     relative_scores,
     relative_shift,
     weighted_values,
 )
-from transformer_xl.model.kernels.blockwise import blockwise_attention, blockwise_content_attention, use_blockwise
+from transformer_xl.model.kernels import ATTENTION, CONTENT_ATTENTION
 from transformer_xl.model.kernels.linear import Linear
-from transformer_xl.model.kernels.rotary import apply_rotary
-from transformer_xl.model.kernels.sdpa import sdpa_attention, sdpa_content_attention
 from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model_config import PositionConfig, TransformerConfig
 from transformer_xl.registry import register
 from transformer_xl.settings import Width
 
-_WAVELENGTH_BASE = 10000.0
+if TYPE_CHECKING:
+    from transformer_xl.model.layers import SelfAttention
+
+Encoding = Mapping[str, Tensor]
+"""What attention needs to know of the positions of a segment's keys, by name."""
 
 
 class PositionEncoding(nn.Module):
@@ -160,7 +159,7 @@ def sinusoids(distance_S: Tensor, *, d_model: int, dtype: torch.dtype) -> Tensor
     """
     precise = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, d_model, 2, device=distance_S.device, dtype=precise) / d_model
-    angle = torch.outer(distance_S.to(precise), 1 / _WAVELENGTH_BASE**exponent)
+    angle = torch.outer(distance_S.to(precise), 1 / 10000.0**exponent)
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
 
 
@@ -168,25 +167,6 @@ def descending_distances(*, keys: int, clamp_len: int | None, device: torch.devi
     """Return the distances S-1 ... 0, those above `clamp_len` (None: none) replaced by it."""
     distance_S = torch.arange(keys - 1, -1, -1, device=device)
     return distance_S if clamp_len is None else distance_S.clamp(max=clamp_len)
-
-
-def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
-    """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
-
-    Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
-    plain: no run on a GPU has been recorded that another could be chosen by.
-    """
-    attend = blockwise_attention if use_blockwise(query_BTNH) else plain_attention
-    return attend(query_BTNH=query_BTNH, **others)
-
-
-ATTENTION: dict[str, Callable[..., Tensor]] = {
-    "auto": automatic_attention,
-    "plain": plain_attention,
-    "blockwise": blockwise_attention,
-    "sdpa": sdpa_attention,
-}
-"""The implementations of `plain_attention`, whose arguments all of them have."""
 
 
 @register("position", "relative", config=PositionConfig)
@@ -320,28 +300,6 @@ class ShawEncoding(PositionEncoding):
 # ---- contents alone
 
 
-def automatic_content_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
-    """Attend by contents alone: blockwise on a CPU, elsewhere by torch's own implementation."""
-    attend = blockwise_content_attention if use_blockwise(query_BTNH) else sdpa_content_attention
-    return attend(query_BTNH=query_BTNH, **others)
-
-
-def plain_content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
-) -> Tensor:
-    """Attend by `content_scores`; arguments and result as in `plain_attention`."""
-    weight_BNTS = attention_weights(content_scores(query_BTNH, key_BSNH), mask)
-    return weighted_values(weight_BNTS, value_BSNH, dropout=dropout)
-
-
-CONTENT_ATTENTION: dict[str, Callable[..., Tensor]] = {
-    "auto": automatic_content_attention,
-    "plain": plain_content_attention,
-    "blockwise": blockwise_content_attention,
-    "sdpa": sdpa_content_attention,
-}
-
-
 class ContentEncoding(PositionEncoding):
     """Positions that enter what is compared, or not at all; scores are q·k / sqrt(H)."""
 
@@ -451,3 +409,33 @@ class RotaryEncoding(ContentEncoding):
             apply_rotary(query_BTNH, cos_SH[-queries:], sin_SH[-queries:]),
             apply_rotary(key_BSNH, cos_SH, sin_SH),
         )
+
+
+def apply_rotary(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    """Turn the pairs (h, h + H/2) of every head's vector by its slot's angles."""
+    turned_BSNH: Tensor = _Rotary.apply(vector_BSNH, cos_SH[:, None], sin_SH[:, None])  # type: ignore[no-untyped-call]
+    return turned_BSNH
+
+
+class _Rotary(torch.autograd.Function):
+    """As one function: its gradient is turned back, and nothing but the angles need be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_S1H, sin_S1H)
+        return _turned(vector_BSNH, cos_S1H, sin_S1H)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BSNH: Tensor) -> tuple[Tensor | None, ...]:
+        cos_S1H, sin_S1H = ctx.saved_tensors
+        return _turned(grad_BSNH, cos_S1H, -sin_S1H), None, None
+
+
+def _turned(vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:
+    precise_BSNH = vector_BSNH.to(cos_S1H.dtype)
+    turned_BSNH = precise_BSNH * cos_S1H
+    (left, right), (sin, _) = precise_BSNH.chunk(2, dim=-1), sin_S1H.chunk(2, dim=-1)
+    to_left, to_right = turned_BSNH.chunk(2, dim=-1)
+    to_left.addcmul_(right, sin, value=-1)
+    to_right.addcmul_(left, sin)
+    return turned_BSNH.to(vector_BSNH.dtype)

@@ -6,6 +6,7 @@ Letters: B lanes, T tokens, D width, K states of a cell (an LSTM has two).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
-from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.model.flops import recurrent_step_flops
+from transformer_xl.model.embedding import AdaptiveSoftmax
+from transformer_xl.model.flops import Flops, recurrent_flops
 from transformer_xl.model.init import init_weights
 from transformer_xl.model.layers import make_dropout
 from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
@@ -107,10 +108,8 @@ class RecurrentModel(LanguageModel):
     config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig, *, vocab_size: int) -> None:
-        super().__init__()
-        self.set_context(config, vocab_size=vocab_size)
+        super().__init__(config, vocab_size=vocab_size)
         self.cell = CELLS[config.kind]
-        self.embedding = AdaptiveEmbedding(self.clusters)
         layers = [RecurrentLayer(self.cell, d_model=config.d_model) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
@@ -120,19 +119,10 @@ class RecurrentModel(LanguageModel):
             layer.init_weights()
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
-        """Give the memory of lanes that have read nothing: states of zeros."""
         mem_len = self.mem_len if mem_len is None else mem_len
         check_mem_len(mem_len)
         shape = (self.cell.states, len(self.layers), batch_size, self.config.d_model)
         return StateMemory(state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=mem_len)
-
-    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
-        """Give states of zeros, which is what an empty memory is here."""
-        return self.empty_memory(batch_size, mem_len)
-
-    def memory_size(self, mem_len: int) -> int:
-        """Count the numbers that a memory holds for one lane; without one the state counts as none."""
-        return self.cell.states * len(self.layers) * self.config.d_model if mem_len > 0 else 0
 
     def forward(
         self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
@@ -152,22 +142,13 @@ class RecurrentModel(LanguageModel):
         state_KLBD = torch.stack(after, dim=1)
         if memory.mem_len == 0:
             state_KLBD = torch.zeros_like(state_KLBD)
-        return ModelOutput(hidden_BTD, StateMemory(state_KLBD=state_KLBD, mem_len=memory.mem_len))
+        return ModelOutput(hidden_BTD, replace(memory, state_KLBD=state_KLBD))
 
-    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
-        """Give log-probabilities (B, T, V)."""
-        return self.softmax.log_probs(hidden_BTD)
-
-    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give losses (B, T) in nats."""
-        return self.softmax.nll(hidden_BTD, targets_BT)
-
-    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
-        """Count the useful operations of a training step; see `flops.py`."""
-        return recurrent_step_flops(
+    def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
+        return recurrent_flops(
             self.config,
+            self.clusters,
             gates=self.cell.gates,
-            clusters=self.clusters,
             batch_size=batch_size,
             segment_len=segment_len,
             cluster_shares=cluster_shares,

@@ -17,7 +17,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.model.attention import Encoding
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.layers import DecoderLayer, ExtendKeyValue
 from transformer_xl.model.mask import attention_mask
@@ -28,6 +27,7 @@ from transformer_xl.model.memory import (
     check_mem_len,
     length_after,
 )
+from transformer_xl.model.positions import Encoding
 from transformer_xl.model.transformer import Transformer
 
 
@@ -208,14 +208,13 @@ class KeyValueStream(Stream):
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
         memory = of_kind(HiddenMemory, memory).zeroed()
-        self._slots = min(memory.rows.shape[2], self.mem_len)
+        self._slots = min(memory.slots, self.mem_len)
         self._length_B = memory.length_B.clamp(max=self.mem_len)
-        for buffer, layer, rows_BMD in zip(
-            self._layers, cast("Sequence[DecoderLayer]", self._model.layers), memory.rows, strict=True
-        ):
+        layers = cast("Sequence[DecoderLayer]", self._model.layers)
+        for buffer, layer, hidden_BMD in zip(self._layers, layers, memory.hidden_LBMD, strict=True):
             buffer.clear()
             if self._slots:
-                buffer.append(layer.key_value(rows_BMD[:, -self._slots :]), keep=0)
+                buffer.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
         self._zero_forgotten()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:

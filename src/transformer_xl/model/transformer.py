@@ -13,17 +13,16 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.attention import Encoding
 from transformer_xl.model.base import AttentionWeights, LanguageModel, ModelOutput, check_lanes, of_kind
-from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.model.flops import LayerProducts, step_flops
+from transformer_xl.model.embedding import AdaptiveSoftmax
+from transformer_xl.model.flops import Flops, LayerProducts, transformer_flops
 from transformer_xl.model.init import init_weights, shrink_residual_weights
 from transformer_xl.model.kernels.linear import prepack
 from transformer_xl.model.layers import FEED_FORWARD, DecoderLayer, ExtendKeyValue, make_dropout, make_norm
 from transformer_xl.model.mask import AttentionMask, attention_mask
-from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len, next_memory
-from transformer_xl.model.positions import PositionEncoding
-from transformer_xl.model_config import ModelConfig, TransformerConfig
+from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len
+from transformer_xl.model.positions import Encoding, PositionEncoding
+from transformer_xl.model_config import TransformerConfig
 from transformer_xl.registry import lookup, register
 
 
@@ -68,10 +67,8 @@ class Transformer(LanguageModel):
     compiles: ClassVar[bool] = True
 
     def __init__(self, config: TransformerConfig, *, vocab_size: int) -> None:
-        super().__init__()
-        self.set_context(config, vocab_size=vocab_size)
+        super().__init__(config, vocab_size=vocab_size)
         self._call_layer: Callable[..., Tensor] = call_layer
-        self.embedding = AdaptiveEmbedding(self.clusters)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.position: PositionEncoding = self.position_class(config)(config.position, config)
         self.relative = self.position.relative
@@ -89,22 +86,12 @@ class Transformer(LanguageModel):
         return cast("type[PositionEncoding]", lookup("position", config.position.kind).factory)
 
     @classmethod
-    def clamps(cls, config: ModelConfig) -> bool:
-        return cls.position_class(cast(TransformerConfig, config)).clamps
+    def clamps(cls, config: TransformerConfig) -> bool:
+        return cls.position_class(config).clamps
 
     @classmethod
-    def longest_segment(cls, config: ModelConfig) -> int | None:
-        config = cast(TransformerConfig, config)
+    def longest_segment(cls, config: TransformerConfig) -> int | None:
         return cls.position_class(config).longest_segment(config.position)
-
-    @property
-    def products(self) -> LayerProducts:
-        """Which matrix products a layer has."""
-        return LayerProducts(
-            scored=self.position.scored,
-            projects_positions=self.position.projects,
-            feed_forward=FEED_FORWARD[self.config.feed_forward].matrices,
-        )
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Return the first layer's input (B, T, D)."""
@@ -120,11 +107,9 @@ class Transformer(LanguageModel):
         ]
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
-        """Return the memory of lanes that have read nothing: hidden (L, B, 0, D), lengths 0."""
         return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)
 
     def zero_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
-        """Return a memory of `mem_len` zeros that are attended to, as the TensorFlow code starts."""
         mem_len = self.mem_len if mem_len is None else mem_len
         return self._memory(batch_size=batch_size, slots=mem_len, mem_len=mem_len)
 
@@ -145,7 +130,7 @@ class Transformer(LanguageModel):
     ) -> ModelOutput:
         memory = of_kind(HiddenMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
-        segment_len, slots = tokens_BT.shape[1], memory.rows.shape[2]
+        segment_len, slots = tokens_BT.shape[1], memory.slots
         self.check_context(segment_len=segment_len, mem_len=memory.mem_len)
         memory = (memory.detach() if detach else memory).zeroed()
         mask = attention_mask(
@@ -159,14 +144,13 @@ class Transformer(LanguageModel):
         embedded_BTD = self.embed(tokens_BT)
 
         def extend_kv(index: int, layer: DecoderLayer) -> ExtendKeyValue:
-            return ConcatMemory(layer, memory.rows[index].to(embedded_BTD.dtype))
+            return ConcatMemory(layer, memory.hidden_LBMD[index].to(embedded_BTD.dtype))
 
         encodings = self.encodings(keys=slots + segment_len, like=embedded_BTD)
         hidden_BTD, inputs_LBTD = self.run_layers(embedded_BTD, extend_kv=extend_kv, mask=mask, encodings=encodings)
         if detach:
             inputs_LBTD = [rows_BTD.detach() for rows_BTD in inputs_LBTD]
-        after = next_memory(memory=memory, rows_LBTD=inputs_LBTD, resets_BT=resets_BT, segment_len=segment_len)
-        return ModelOutput(hidden_BTD, after)
+        return ModelOutput(hidden_BTD, memory.after(inputs_LBTD, resets_BT=resets_BT))
 
     def run_layers(
         self,
@@ -224,17 +208,16 @@ class Transformer(LanguageModel):
         after = self.with_layers_called_by(call)(tokens_BT, memory, resets_BT).memory
         return AttentionWeights(torch.stack(weights), after)
 
-    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
-        return self.softmax.log_probs(hidden_BTD)
-
-    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        return self.softmax.nll(hidden_BTD, targets_BT)
-
-    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
-        return step_flops(
+    def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
+        products = LayerProducts(
+            scored=self.position.scored,
+            projects_positions=self.position.projects,
+            feed_forward=FEED_FORWARD[self.config.feed_forward].matrices,
+        )
+        return transformer_flops(
             self.config,
-            self.products,
-            clusters=self.clusters,
+            products,
+            self.clusters,
             batch_size=batch_size,
             segment_len=segment_len,
             mem_len=self.mem_len,

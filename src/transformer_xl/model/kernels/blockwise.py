@@ -19,18 +19,24 @@ the products of contents; backward writes da there, and reads it by distance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.kernels.forward_attention import forward_attention
+from transformer_xl.model.kernels.linear import onednn_linear, supports
 from transformer_xl.model.mask import AttentionMask
 
 SCORES_AT_ONCE = 1 << 20
 """Scores of a block: few enough to stay in a processor's cache, many enough for large products."""
+
+FORWARD_SCORES_AT_ONCE = 1 << 21
+"""The same where no gradient is asked for: products share the cores, and need no more room than their cache."""
+
+QUERIES_ALONE, SCORES_ALONE = 96, 1 << 18
+"""Of a block of one head and lane: from which on all cores are faster at it alone than each at a head of its own."""
 
 
 def blockwise_attention(
@@ -46,37 +52,21 @@ def blockwise_attention(
 ) -> Tensor:
     """Attend; see `plain_attention`, whose arguments and result these are.
 
-    Keys and values that lie in memory as (N, B, S, H) are not copied.
+    Keys and values that lie in memory as (N, B, S, H) are not copied, and positions as (N, R, H) are read fastest.
     """
+    given = (query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH)
     if dropout == 0 and not torch.is_grad_enabled():
-        return forward_attention(
-            query_BTNH=query_BTNH,
-            key_BSNH=key_BSNH,
-            value_BSNH=value_BSNH,
-            position_RNH=position_RNH,
-            content_bias_NH=content_bias_NH,
-            position_bias_NH=position_bias_NH,
-            mask=mask,
-        )
-    attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        mask, dropout, query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH
-    )
+        return _attend_forward(*given, mask=mask)
+    attended_BTNH: Tensor = _Blockwise.apply(mask, dropout, *given)  # type: ignore[no-untyped-call]
     return attended_BTNH
 
 
 def blockwise_content_attention(
     *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
 ) -> Tensor:
-    """Attend by contents alone, a_ij = q_i·k_j / sqrt(H); see `content_attention`."""
-    attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        mask, dropout, query_BTNH, key_BSNH, value_BSNH
-    )
+    """Attend by contents alone; see `plain_content_attention`, whose arguments and result these are."""
+    attended_BTNH: Tensor = _Blockwise.apply(mask, dropout, query_BTNH, key_BSNH, value_BSNH)  # type: ignore[no-untyped-call]
     return attended_BTNH
-
-
-def use_blockwise(query_BTNH: Tensor) -> bool:
-    """Say whether to attend blockwise: on a CPU, but not in a layer that is compiled."""
-    return query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _Positions(NamedTuple):
@@ -105,21 +95,24 @@ class _Block(NamedTuple):
     distances: slice
     hidden: tuple[tuple[slice, Tensor], ...]
 
-    def of_queries(self, tensor_NBTH: Tensor) -> Tensor:
-        """Give the block's part (p, t, H), a view."""
+    def of_queries(self, tensor_NBTH: Tensor) -> Tensor:  # (p, t, H)
         return tensor_NBTH[self.heads, self.lanes, self.queries].flatten(0, 1)
 
-    def of_keys(self, tensor_NBSH: Tensor) -> Tensor:
-        """Give the block's part (p, s, H), a view."""
+    def of_keys(self, tensor_NBSH: Tensor) -> Tensor:  # (p, s, H)
         return tensor_NBSH[self.heads, self.lanes, self.keys].flatten(0, 1)
 
-    def of_distances(self, tensor_NRH: Tensor) -> Tensor:
-        """Give the block's part (n, r, H), a view."""
+    def of_distances(self, tensor_NRH: Tensor) -> Tensor:  # (n, r, H)
         return tensor_NRH[self.heads, self.distances]
 
-    def by_head(self, tensor_NBTH: Tensor) -> Tensor:
-        """Give the block's part with the queries of all lanes in one row: (n, b t, H)."""
+    def by_head(self, tensor_NBTH: Tensor) -> Tensor:  # (n, b t, H)
         return tensor_NBTH[self.heads, self.lanes, self.queries].flatten(1, 2)
+
+    def hide(self, score_pts: Tensor) -> None:
+        score_nbts = score_pts.view(self.heads.stop - self.heads.start, -1, *score_pts.shape[1:])
+        for part, hidden_bts in self.hidden:
+            score_nbts[..., part.start - self.keys.start : part.stop - self.keys.start].masked_fill_(
+                hidden_bts, -torch.inf
+            )
 
 
 class _Scratch:
@@ -191,7 +184,7 @@ def _attend(operands: _Operands, mask: AttentionMask, *, dropout: float) -> tupl
     attended_NBTH = operands.value_NBSH.new_empty(heads, lanes, queries, operands.value_NBSH.shape[-1])
     weights, distances = _Scratch(attended_NBTH), _Scratch(attended_NBTH)
     kept: list[Tensor] = []
-    for block in _blocks(operands, mask):
+    for block in _blocks(operands.query_NBTH.shape, mask, SCORES_AT_ONCE):
         weight_pts = _weights(operands, block, weights, distances)
         if dropout > 0:
             kept.append(torch.empty_like(weight_pts, dtype=torch.bool).bernoulli_(1 - dropout))
@@ -227,7 +220,7 @@ def _gradients(
     if dropout > 0:
         grad_NBTH = grad_NBTH / (1 - dropout)
     weights, distances, scores, dropped = (_Scratch(grad_NBTH) for _ in range(4))
-    for number, block in enumerate(_blocks(operands, mask)):
+    for number, block in enumerate(_blocks(operands.query_NBTH.shape, mask, SCORES_AT_ONCE)):
         weight_pts = _weights(operands, block, weights, distances)
         grad_ptH = block.of_queries(grad_NBTH)
         score_pts = scores(*weight_pts.shape)
@@ -261,21 +254,22 @@ def _gradients(
     )
 
 
-def _blocks(operands: _Operands, mask: AttentionMask) -> Iterator[_Block]:
-    heads, lanes, queries, _ = operands.query_NBTH.shape
-    for query_block in mask.blocks:
-        rows, keys = query_block.queries, query_block.keys
+def _blocks(shape: torch.Size, mask: AttentionMask, at_once: Callable[[int, int], int] | int) -> Iterator[_Block]:
+    """Cut (N, B, T, ...) into blocks of at most so many scores, which may depend on a block's queries and scores."""
+    heads, lanes, queries = shape[:3]
+    for rows, keys, hidden in mask.blocks:
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
-        heads_at_once = max(1, min(heads, SCORES_AT_ONCE // (scores * lanes)))
-        lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, SCORES_AT_ONCE // scores))
+        most = at_once if isinstance(at_once, int) else at_once(rows.stop - rows.start, scores)
+        heads_at_once = max(1, min(heads, most // (scores * lanes)))
+        lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, most // scores))
         # the first key's distance from the last query, to no distance at all
         distances = slice(queries - rows.stop + keys.start, queries - rows.stop + keys.stop + 1)
         for head in range(0, heads, heads_at_once):
+            some_heads = slice(head, min(head + heads_at_once, heads))
             for lane in range(0, lanes, lanes_at_once):
                 some_lanes = slice(lane, min(lane + lanes_at_once, lanes))
-                hidden = tuple((part, hidden_Bts[some_lanes]) for part, hidden_Bts in query_block.hidden)
-                some_heads = slice(head, min(head + heads_at_once, heads))
-                yield _Block(some_heads, some_lanes, rows, keys, distances, hidden)
+                hidden_here = tuple((part, hidden_Bts[some_lanes]) for part, hidden_Bts in hidden)
+                yield _Block(some_heads, some_lanes, rows, keys, distances, hidden_here)
 
 
 def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _Scratch) -> Tensor:
@@ -290,10 +284,7 @@ def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _
         by_distance_pa = distances(pairs, queries * (keys + 1))
         torch.bmm(position_nqH, distance_nHr, out=by_distance_pa.view(len(distance_nHr), -1, keys + 1))
         score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
-    score_nbts = score_pts.view(block.heads.stop - block.heads.start, -1, queries, keys)
-    for part, hidden_bts in block.hidden:
-        start, stop = part.start - block.keys.start, part.stop - block.keys.start
-        score_nbts[..., start:stop].masked_fill_(hidden_bts, -torch.inf)
+    block.hide(score_pts)
     return torch.softmax(score_pts, dim=-1, out=score_pts)
 
 
@@ -310,3 +301,60 @@ def _by_distance(score_pts: Tensor, block: _Block, distances: _Scratch) -> Tenso
 def _read_by_key(by_distance_pa: Tensor, *, queries: int) -> Tensor:
     """Read rows of s + 1 distances as rows of s keys (p, t, s), a view; see `relative_shift`."""
     return by_distance_pa[:, queries - 1 : -1].view(len(by_distance_pa), queries, -1)
+
+
+def _attend_forward(
+    query_BTNH: Tensor,
+    key_BSNH: Tensor,
+    value_BSNH: Tensor,
+    content_bias_NH: Tensor,
+    position_bias_NH: Tensor,
+    position_RNH: Tensor,
+    *,
+    mask: AttentionMask,
+) -> Tensor:
+    """Attend without dropout and gradients: nothing is kept, and a few large products are oneDNN's."""
+    scale = query_BTNH.shape[-1] ** -0.5
+    content_NBTH = ((query_BTNH + content_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    position_NBTH = ((query_BTNH + position_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
+    key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
+    distance_NRH = position_RNH.transpose(0, 1)
+    attended_NBTH = query_BTNH.new_empty(*content_NBTH.shape[:3], value_NBSH.shape[-1])
+
+    def is_alone(queries: int, scores: int) -> bool:
+        return queries >= QUERIES_ALONE and scores >= SCORES_ALONE and supports(content_NBTH, key_NBSH)
+
+    def at_once(queries: int, scores: int) -> int:
+        return 1 if is_alone(queries, scores) else FORWARD_SCORES_AT_ONCE
+
+    for block in _blocks(content_NBTH.shape, mask, at_once):
+        queries, keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
+        alone = is_alone(queries, queries * keys)
+        by_distance_nqr = _products(block.by_head(position_NBTH), block.of_distances(distance_NRH), alone=alone)
+        by_distance_pa = by_distance_nqr.view(-1, queries * (keys + 1))
+        score_pts = _products(block.of_queries(content_NBTH), block.of_keys(key_NBSH), alone=alone)
+        score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
+        block.hide(score_pts)
+        torch.softmax(score_pts, dim=-1, out=score_pts)
+        value_psH = block.of_keys(value_NBSH)
+        attended_NBTH[block.heads, block.lanes, block.queries] = (
+            onednn_linear(score_pts[0], value_psH[0].t())
+            if alone
+            else torch.bmm(score_pts, value_psH).view(
+                -1, block.lanes.stop - block.lanes.start, queries, value_psH.shape[-1]
+            )
+        )
+    return attended_NBTH.permute(1, 2, 0, 3)
+
+
+def _products(query_pqH: Tensor, key_prH: Tensor, *, alone: bool) -> Tensor:
+    """Give each pair's products (p, q, r); `alone`: of one pair, large ones."""
+    if alone:
+        return onednn_linear(query_pqH[0], key_prH[0])[None]
+    if query_pqH.shape[1] > 1:
+        return torch.bmm(query_pqH, key_prH.transpose(1, 2))
+    if query_pqH.dtype != torch.float32:
+        # the library of products in bfloat16 copies what is not dense, and slowly what is transposed besides
+        return torch.bmm(query_pqH, key_prH.contiguous().transpose(1, 2))
+    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
+    return torch.bmm(key_prH, query_pqH.transpose(1, 2)).transpose(1, 2)

@@ -42,5 +42,5 @@ class CompiledTraining:
         """Give each target's loss in nats; see `LanguageModel.nll`. The memory that comes out has all its slots."""
         if tokens_BT.shape[1] != self._segment_len:
             return self._model.nll(tokens_BT, targets_BT, memory, resets_BT)
-        memory = of_kind(HiddenMemory, memory).with_all_slots()
+        memory = of_kind(HiddenMemory, memory).with_slots(memory.mem_len)
         return self._model.with_layers_called_by(self._call).nll(tokens_BT, targets_BT, memory, resets_BT)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.kernels import onednn
+from transformer_xl.model.kernels.linear import use_onednn, write_tall_product, write_wide_linear
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -201,8 +201,8 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> None:
-    if onednn.use_onednn(hidden_rD, table_cD):
-        onednn.write_wide_linear(target_rc, hidden_rD, table_cD, bias_c)
+    if use_onednn(hidden_rD, table_cD):
+        write_wide_linear(target_rc, hidden_rD, table_cD, bias_c)
     elif target_rc.is_contiguous() and target_rc.dtype == hidden_rD.dtype:
         torch.addmm(bias_c, hidden_rD, table_cD.t(), out=target_rc)
     else:
@@ -212,9 +212,34 @@ def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c
 def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
     if adds:
         target += left @ right
-    elif target.dtype == left.dtype and len(left) > len(right) and onednn.use_onednn(left, right.t()):
-        onednn.write_tall_product(target, left, right)
+    elif target.dtype == left.dtype and len(left) > len(right) and use_onednn(left, right.t()):
+        write_tall_product(target, left, right)
     elif target.dtype == left.dtype:
         torch.mm(left, right, out=target)
     else:
         target.copy_(left @ right)
+
+
+class SharedTable(NamedTuple):
+    """A table twice, once for each use."""
+
+    for_lookup: Tensor
+    for_softmax: Tensor
+
+
+def shared_table(table: Tensor) -> SharedTable:
+    """Give a table for both uses; what a lookup passes back as a sparse gradient is added to the softmax's in place."""
+    return SharedTable(*_Shared.apply(table))  # type: ignore[no-untyped-call]
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return table.view_as(table), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, of_lookup: Tensor | None, of_softmax: Tensor | None) -> Tensor | None:
+        if of_softmax is None:
+            return None if of_lookup is None else of_lookup.to_dense()
+        return of_softmax if of_lookup is None else of_softmax.add_(of_lookup)

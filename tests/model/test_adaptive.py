@@ -1,0 +1,373 @@
+"""Adaptive embedding and softmax: the definition, a token at a time; fused losses; only as much work as asked for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import tiny_model_config
+from tests.model.tiny import V, assert_equal_to, random_tokens, tiny_model
+from transformer_xl.model import embedding
+from transformer_xl.model.embedding import make_clusters
+from transformer_xl.model.kernels import cross_entropy
+from transformer_xl.model.kernels import linear as onednn
+from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, softmax_losses
+from transformer_xl.model.transformer import Transformer
+
+CUTOFFS: list[list[int]] = [[], [9], [4, 10, 21]]
+TIES: list[dict[str, Any]] = [
+    {"tie_weights": True, "tie_projs": "tails"},
+    {"tie_weights": True, "tie_projs": "none"},
+    {"tie_weights": True, "tie_projs": "all"},
+    {"tie_weights": False, "tie_projs": "none"},
+]
+SHAPES = [
+    {"cutoffs": cutoffs, "div_val": div_val, "d_embed": d_embed, **ties}
+    for cutoffs, div_val, d_embed, ties in itertools.product(CUTOFFS, (1, 2, 4), (None, 64), TIES)
+    if (div_val == 1 or cutoffs) and (d_embed or 16) // div_val ** len(cutoffs) >= 1
+]
+
+
+def name_of(shape: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in shape.items())
+
+
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+
+
+def hidden_and_targets(rows: int = 11) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(2, rows, 16, generator=generator, dtype=torch.float64), random_tokens(2, rows)
+
+
+@every_shape
+def test_under_bfloat16_probabilities_sum_to_one_and_the_loss_is_of_the_same_distribution(
+    shape: dict[str, Any],
+) -> None:
+    model = tiny_model(dtype=torch.float32, **shape)
+    tokens_BT = random_tokens(3, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        log_probs = model.log_probs(tokens_BT, model.empty_memory(3)).log_probs_BTV
+        nll = model.nll(tokens_BT, tokens_BT, model.empty_memory(3)).nll_BT
+    assert log_probs.dtype == nll.dtype == torch.float32
+    assert_equal_to(log_probs.exp().sum(dim=-1), torch.ones(3, 5), within=1e-5)
+    assert_equal_to(nll, -log_probs.gather(-1, tokens_BT[..., None])[..., 0], within=1e-5)
+
+
+@every_shape
+def test_the_loss_in_token_order_is_minus_the_log_probability(shape: dict[str, Any]) -> None:
+    model = tiny_model(**shape)
+    hidden_BTD, targets_BT = hidden_and_targets()
+    targets_BT[1, 3:6] = -100
+    nll_BT = model.head_nll(hidden_BTD, targets_BT)
+    expected = -model.head_log_probs(hidden_BTD).gather(-1, targets_BT.clamp(min=0)[..., None])[..., 0]
+    assert_equal_to(nll_BT, expected.masked_fill(targets_BT == -100, 0.0), within=1e-12)
+
+
+@every_shape
+def test_log_probabilities_and_embeddings_are_those_of_the_definition(shape: dict[str, Any]) -> None:
+    """A token at a time: its cluster, its row, its cluster's projection."""
+    model = tiny_model(**shape)
+    weights = {name: weight.detach() for name, weight in model.state_dict().items()}
+    edges = [0, *shape["cutoffs"], V]
+    wide = shape["d_embed"] or 16
+
+    def cluster_of(token: int) -> int:
+        return sum(token >= edge for edge in edges[1:-1])
+
+    def row(kind: str, token: int) -> Tensor:
+        if shape["div_val"] == 1:
+            return weights[f"{kind}.0"][token]
+        cluster = cluster_of(token)
+        return weights[f"{kind}.{cluster}"][token - edges[cluster]]
+
+    def projection(side: str, cluster: int) -> Tensor:
+        if shape["div_val"] == 1 and wide == 16:
+            return torch.eye(16, dtype=torch.float64)
+        own = weights.get(f"{side}.projections.{cluster}") if side == "softmax" else None
+        shared = weights[f"embedding.projections.{0 if shape['div_val'] == 1 else cluster}"]
+        return shared if own is None else own
+
+    embedded = model.embedding(torch.arange(V)[None])[0]
+    for token in range(V):
+        expected = projection("embedding", cluster_of(token)) @ row("embedding.weights", token) * math.sqrt(16)
+        assert_equal_to(embedded[token], expected, within=1e-12)
+
+    output = "embedding.weights" if shape["tie_weights"] else "softmax.weights"
+    hidden_D = hidden_and_targets()[0][0, 0]
+
+    def logit(token: int) -> Tensor:
+        inner = hidden_D @ projection("softmax", cluster_of(token))
+        return inner @ row(output, token) + row("softmax.biases", token)
+
+    inner = hidden_D @ projection("softmax", 0)
+    tails = [
+        inner @ weights["softmax.cluster_weight"][tail] + weights["softmax.cluster_bias"][tail]
+        for tail in range(len(edges) - 2)
+    ]
+    head = torch.stack([*map(logit, range(edges[1])), *tails]).log_softmax(0)
+    expected = [*head[: edges[1]]]
+    for tail in range(len(edges) - 2):
+        within = torch.stack([*map(logit, range(edges[tail + 1], edges[tail + 2]))]).log_softmax(0)
+        expected += [*(head[edges[1] + tail] + within)]
+    assert_equal_to(model.head_log_probs(hidden_D[None, None])[0, 0], torch.stack(expected), within=1e-12)
+
+
+@every_shape
+def test_a_cluster_without_a_token_gets_a_gradient_of_zeros(shape: dict[str, Any]) -> None:
+    model = tiny_model(**shape)
+    tokens_BT = random_tokens(2, 5) % (shape["cutoffs"] or [V])[0]
+    model.nll(tokens_BT, tokens_BT, model.empty_memory(2)).nll_BT.sum().backward()
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert missing == []
+    rare = [parameter.grad for name, parameter in model.named_parameters() if name == "embedding.weights.1"]
+    assert all(gradient is not None and not gradient.any() for gradient in rare)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the most numbers that any operation gave at once."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab_size, rows = 5000, 64
+    config = tiny_model_config(cutoffs=[100, 1000], div_val=2, d_embed=16)
+    model = Transformer(config, vocab_size=vocab_size)
+    hidden_BTD = torch.randn(1, rows, 16)
+    targets_BT = torch.randint(100, (1, rows))
+    targets_BT[0, :2] = torch.tensor([500, 4000])
+    with _Largest() as adaptive:
+        model.head_nll(hidden_BTD, targets_BT)
+    assert adaptive.numel < rows * vocab_size / 4
+    plain = Transformer(tiny_model_config(), vocab_size=vocab_size)
+    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 8 * vocab_size)
+    with _Largest() as in_parts:
+        plain.head_nll(hidden_BTD, targets_BT)
+    assert in_parts.numel <= max(8, 16) * vocab_size
+
+
+def test_cutoffs_beyond_the_vocabulary_fall_away() -> None:
+    trimmed = make_clusters(
+        tiny_model_config(cutoffs=[9, V, 99], div_val=2, tie_projs=[False, True, False, True]), vocab_size=V
+    )
+    assert trimmed == make_clusters(tiny_model_config(cutoffs=[9], div_val=2, tie_projs=[False, True]), vocab_size=V)
+    none = make_clusters(tiny_model_config(cutoffs=[99]), vocab_size=V)
+    assert none.edges == (0, V)
+
+
+@pytest.mark.parametrize("token", [-1, V])
+@pytest.mark.parametrize("cutoffs", [[], [4, 10]])
+def test_an_id_outside_of_the_vocabulary_is_refused(token: int, cutoffs: list[int]) -> None:
+    model = tiny_model(cutoffs=cutoffs, div_val=2 if cutoffs else 1)
+    with pytest.raises(IndexError):
+        model(torch.tensor([[token]]), model.empty_memory(1))
+
+
+def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = tiny_model(cutoffs=[4, 10]), set()
+
+    def spied(softmaxes: list[cross_entropy.Softmax]) -> tuple[Tensor, ...]:
+        seen.update(len(softmax.target_R) for softmax in softmaxes[1:])
+        return cross_entropy.softmax_losses(softmaxes)
+
+    monkeypatch.setattr(embedding, "softmax_losses", spied)
+    hidden_1TD = torch.randn(1, 100, 16, dtype=model.embedding.weights[0].dtype)
+    for tail_tokens in range(17, 60):
+        targets_1T = torch.zeros(1, 100, dtype=torch.int64)
+        targets_1T[:, :tail_tokens] = 5
+        expected = -model.head_log_probs(hidden_1TD).gather(2, targets_1T[..., None])[..., 0]
+        assert_equal_to(model.head_nll(hidden_1TD, targets_1T), expected, within=1e-5)
+    assert seen == {0, 32, 48, 64}
+
+
+def test_operations_follow_the_tokens_shares() -> None:
+    clusters = make_clusters(tiny_model_config(cutoffs=[8, 16], div_val=2), vocab_size=V)
+    head = 2 * 16 * 16 + 2 * 16 * (8 + 2)
+    first, second = 2 * 16 * 8 + 2 * 8 * 8, 2 * 16 * 4 + 2 * 4 * 16
+    softmaxes = 100 * head + 20 * first + 10 * second
+    embeddings = 2 * 16 * (70 * 16 + 20 * 8 + 10 * 4)
+    assert clusters.flops(tokens=100, shares=[0.7, 0.2, 0.1]) == softmaxes + embeddings
+
+
+TABLE_ROWS, D = 11, 4
+EDGES = [0, 5, 7, TABLE_ROWS]
+
+
+def leaf(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+    )
+
+
+class Softmaxes:
+    """Three softmaxes over one table; the first has two more columns of another."""
+
+    def __init__(self, rows: list[int], *, dtype: torch.dtype = torch.float64) -> None:
+        self.table, self.bias = leaf(TABLE_ROWS, D, seed=0, dtype=dtype), leaf(TABLE_ROWS, seed=1, dtype=dtype)
+        self.extra, self.extra_bias = leaf(2, D, seed=2, dtype=dtype), leaf(2, seed=3, dtype=dtype)
+        self.hidden = [leaf(count, D, seed=4 + number, dtype=dtype) for number, count in enumerate(rows)]
+        sizes = [EDGES[1] + 2, 2, 4]
+        generator = torch.Generator().manual_seed(9)
+        self.targets = [
+            torch.randint(size, (count,), generator=generator) for size, count in zip(sizes, rows, strict=True)
+        ]
+        for target_R in self.targets:
+            target_R[2:3] = -100
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.table, self.bias, self.extra, self.extra_bias, *self.hidden]
+
+    def losses(self) -> Tensor:
+        columns = [[Columns(self.table, self.bias, *edges)] for edges in pairwise(EDGES)]
+        columns[0].append(Columns(self.extra, self.extra_bias, 0, 2))
+        parts = zip(self.hidden, columns, self.targets, strict=True)
+        return torch.cat(softmax_losses([Softmax(hidden, tuple(some), target) for hidden, some, target in parts]))
+
+    def expected(self) -> Tensor:
+        losses = []
+        for number, (hidden, target_R) in enumerate(zip(self.hidden, self.targets, strict=True)):
+            rows = slice(EDGES[number], EDGES[number + 1])
+            logits = functional.linear(hidden, self.table[rows], self.bias[rows])
+            if number == 0:
+                logits = torch.cat([logits, functional.linear(hidden, self.extra, self.extra_bias)], dim=-1)
+            losses.append(functional.cross_entropy(logits.double(), target_R, reduction="none"))
+        return torch.cat(losses)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.lists(st.integers(0, 6), min_size=3, max_size=3), at_once=st.sampled_from([1, 8, 20, 1 << 28]))
+def test_losses_and_gradients_are_those_of_linear_and_cross_entropy(rows: list[int], at_once: int) -> None:
+    softmaxes = Softmaxes(rows)
+    upstream = torch.randn(sum(rows), dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
+        losses = softmaxes.losses()
+        gradients = torch.autograd.grad(losses, softmaxes.leaves, upstream)
+    expected = softmaxes.expected()
+    assert_equal_to(losses, expected, within=1e-12)
+    wanted = torch.autograd.grad(expected, softmaxes.leaves, upstream)
+    for actual, gradient in zip(gradients, wanted, strict=True):
+        assert_equal_to(actual, gradient, within=1e-11)
+
+
+@pytest.mark.parametrize("at_once", [20, 1 << 28])
+def test_gradients_are_those_of_the_losses(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
+    softmaxes = Softmaxes([4, 0, 3])
+
+    def losses(*leaves: Tensor) -> Tensor:
+        softmaxes.table, softmaxes.bias, softmaxes.extra, softmaxes.extra_bias, *softmaxes.hidden = leaves
+        return softmaxes.losses()
+
+    assert torch.autograd.gradcheck(losses, tuple(softmaxes.leaves))
+
+
+@pytest.mark.parametrize("at_once", [20, 1 << 28])
+def test_under_autocast_products_are_rounded_and_sums_are_not(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
+    softmaxes = Softmaxes([6, 3, 5], dtype=torch.float32)
+    expected = softmaxes.expected()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = softmaxes.losses()
+    assert losses.dtype == torch.float32
+    assert 0 < float((losses - expected).detach().abs().max()) < 0.1
+    gradients = torch.autograd.grad(losses.sum(), softmaxes.leaves)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected.sum(), softmaxes.leaves), strict=True):
+        assert gradient.dtype == torch.float32
+        assert_equal_to(gradient, wanted, within=0.1)
+
+
+@pytest.mark.parametrize("rows", [[5, 4, 3], [1, 0, 6]], ids=str)
+def test_products_made_some_outputs_at_a_time_give_the_same(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(onednn, "_OUTPUTS_AT_ONCE", 2)
+    softmaxes = Softmaxes(rows, dtype=torch.float32)
+    losses, expected = softmaxes.losses(), softmaxes.expected()
+    assert_equal_to(losses, expected.float(), within=1e-5)
+    gradients = torch.autograd.grad(losses.sum(), softmaxes.leaves)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected.sum(), softmaxes.leaves), strict=True):
+        assert_equal_to(gradient, wanted, within=1e-5)
+
+
+def test_a_second_backward_pass_over_kept_logits_gives_the_same() -> None:
+    softmaxes = Softmaxes([4, 2, 3])
+    total = softmaxes.losses().sum()
+    first = torch.autograd.grad(total, softmaxes.leaves, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(total, softmaxes.leaves), strict=True):
+        assert torch.equal(one, other)
+
+
+TIED: list[dict[str, Any]] = [
+    {},
+    {"tie_weights": False},
+    {"cutoffs": [4, 10]},
+    {"cutoffs": [4, 10], "div_val": 2},
+    {"cutoffs": [4, 10], "div_val": 2, "tie_weights": False},
+]
+
+
+@pytest.mark.parametrize("shape", TIED, ids=str)
+@pytest.mark.parametrize("tokens", [2, 3 * V])
+def test_the_loss_of_a_segment_has_the_gradients_of_its_two_halves(shape: dict[str, Any], tokens: int) -> None:
+    model = tiny_model(**shape)
+    tokens_BT, targets_BT = random_tokens(1, tokens), random_tokens(1, tokens, seed=5)
+    model.head_nll(model(tokens_BT, model.empty_memory(1)).hidden_BTD, targets_BT).sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    model.nll(tokens_BT, targets_BT, model.empty_memory(1)).nll_BT.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.layout == torch.strided, name
+        assert_equal_to(parameter.grad, expected[name], within=1e-12)
+
+
+class _Tables(TorchDispatchMode):
+    """Counts the new tensors of a shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.layout == torch.strided and tuple(out.shape) == self.shape:
+            self.storages.add(out.untyped_storage().data_ptr())
+        return out
+
+
+def test_one_gradient_of_a_tied_table_is_made() -> None:
+    vocab_size = 997
+    model = Transformer(tiny_model_config(cutoffs=[4, 10]), vocab_size=vocab_size)
+    tokens_BT = random_tokens(1, 5)
+    with _Tables((vocab_size, 16)) as tables:
+        model.nll(tokens_BT, tokens_BT, model.empty_memory(1)).nll_BT.sum().backward()
+    assert len(tables.storages - {model.embedding.weights[0].untyped_storage().data_ptr()}) == 1
+
+
+def test_hidden_states_alone_give_the_table_a_gradient_that_optimizers_take() -> None:
+    model = tiny_model()
+    model(random_tokens(1, 2), model.empty_memory(1)).hidden_BTD.sum().backward()
+    gradient = model.embedding.weights[0].grad
+    assert gradient is not None
+    assert gradient.layout == torch.strided

@@ -1,0 +1,277 @@
+"""What sets the networks apart: rotary positions and SwiGLU, places in the segment, tables of distances, states."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.model.kinds import OF_PLACES, RECURRENT, config_of, model_of
+from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read
+from transformer_xl.model.base import make_model
+
+
+def rope_model(**changes: Any) -> Any:
+    return model_of("transformer_rope", **changes)
+
+
+def turned(vector: Tensor, slot: int) -> list[complex]:
+    """Take the halves of a head's vector as real and imaginary parts, and turn each pair h by slot / base^(2h/H)."""
+    half = len(vector) // 2
+    return [
+        complex(vector[h], vector[half + h]) * cmath.exp(1j * slot / 100.0 ** (2 * h / len(vector)))
+        for h in range(half)
+    ]
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x / ((x**2).mean() + 1e-6).sqrt() * gain
+
+
+def model_in_loops(model: Any, tokens: list[int]) -> Tensor:
+    """Give the last hidden states (T, D) of a text read at once."""
+    rows = [model.embedding.weights[0][token] * 4.0 for token in tokens]
+    for layer in model.layers:
+        context = [normed(row, layer.attention_norm.weight) for row in rows]
+        rows = [row + attended(layer.attention, context, i) for i, row in enumerate(rows)]
+        rows = [row + fed(layer.feed_forward, normed(row, layer.feed_forward_norm.weight)) for row in rows]
+    return torch.stack([normed(row, model.last_norm.weight) for row in rows])
+
+
+def attended(attention: Any, context: list[Tensor], i: int) -> Tensor:
+    key_weight, value_weight = attention.key_value.weight.chunk(2)
+    heads = []
+    for n in range(2):
+        part = slice(8 * n, 8 * n + 8)
+        query = turned(attention.query.weight[part] @ context[i], i)
+        exponentials = []
+        for j in range(i + 1):
+            key = turned(key_weight[part] @ context[j], j)
+            score = sum((q * k.conjugate()).real for q, k in zip(query, key, strict=True))
+            exponentials.append(math.exp(score / math.sqrt(8)))
+        values = [value_weight[part] @ context[j] for j in range(i + 1)]
+        heads.append(sum(e / sum(exponentials) * value for e, value in zip(exponentials, values, strict=True)))
+    return attention.output.weight @ torch.cat(heads)
+
+
+def fed(feed_forward: Any, x: Tensor) -> Tensor:
+    gate, up = (feed_forward.gate_up.weight @ x).chunk(2)
+    return feed_forward.down.weight @ (gate / (1 + (-gate).exp()) * up)
+
+
+@torch.no_grad()
+def test_the_model_equals_one_written_in_loops() -> None:
+    model, tokens_BT = rope_model(), random_tokens(1, 9)
+    actual = model(tokens_BT, model.empty_memory(1)).hidden_BTD[0]
+    assert_equal_to(actual, model_in_loops(model, tokens_BT[0].tolist()), within=1e-9)
+
+
+def test_what_either_half_adds_is_dropped_besides_embedding_and_last_hidden_states() -> None:
+    model = rope_model(dropout=0.5).train()
+    dropped: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda _, inputs, output, name=name: dropped.append(name))
+    model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
+    layers = [f"layers.{number}.{part}" for number in (0, 1) for part in ("dropout", "feed_forward.dropout")]
+    assert dropped == ["dropout", *layers, "dropout"]
+
+
+def last_prediction(model: Any, *segments: torch.Tensor) -> torch.Tensor:
+    memory = model.empty_memory(1, mem_len=20)
+    for segment in segments:
+        log_probs_BTV, memory = model.log_probs(segment, memory)
+    return log_probs_BTV[:, -1]
+
+
+def swapped_with_memory(place: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Give two segments, and the same with their tokens at a place exchanged."""
+    first = random_tokens(1, SEGMENT_LEN)
+    second = (first + 7) % V
+    changed = first.clone(), second.clone()
+    changed[0][0, place], changed[1][0, place] = second[0, place], first[0, place]
+    return [first, second], list(changed)
+
+
+@pytest.mark.parametrize("kind", OF_PLACES)
+@pytest.mark.parametrize("place", range(SEGMENT_LEN - 1))
+def test_place_p_of_the_last_segment_cannot_be_told_from_place_p_of_this_one(kind: str, place: int) -> None:
+    """The last query of one layer sees both places, and what stands where makes no difference to it."""
+    segments, swapped = swapped_with_memory(place)
+    of_places, relative = model_of(kind, n_layer=1), model_of("transformer_xl", n_layer=1)
+    assert_equal_to(last_prediction(of_places, *swapped), last_prediction(of_places, *segments), within=1e-12)
+    assert difference(last_prediction(relative, *swapped), last_prediction(relative, *segments)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", OF_PLACES)
+def test_memory_keeps_each_segments_own_encodings(kind: str) -> None:
+    model = model_of(kind)
+    _, memory = read(model, random_tokens(1, 9), model.empty_memory(1, mem_len=9), [5, 4])
+    table = model.embedding.weights[0]
+    read_by_first_layer = memory.hidden_LBMD[0, 0]
+    for row, token, place in zip(read_by_first_layer, random_tokens(1, 9)[0], [*range(5), *range(4)], strict=True):
+        assert_equal_to(row, 4.0 * table[token] + encoding(model, place), within=1e-12)
+
+
+def encoding(model: Any, place: int) -> torch.Tensor:
+    if model.config.position.kind == "learned":
+        return model.place_embedding[0, place]
+    angles = [place / 10000 ** (2 * f / 16) for f in range(8)]
+    return torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
+
+
+def test_learned_places_are_added_to_every_layers_input() -> None:
+    model = model_of("al_rfou", mem_len=20)
+    outputs = []
+    model.layers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    _, memory = model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
+    expected = outputs[0] + model.place_embedding[1, :SEGMENT_LEN]
+    assert_equal_to(memory.hidden_LBMD[1], expected, within=1e-12)
+    assert model.place_embedding.shape == (2, 20, 16)
+
+
+def test_embedding_and_sinusoid_have_one_dropout() -> None:
+    torch.manual_seed(0)
+    model = model_of("vaswani", dropout=0.5)
+    tokens_BT = random_tokens(3, SEGMENT_LEN)
+    kept = model(tokens_BT, model.empty_memory(3)).memory.hidden_LBMD[0]
+    dropped = model.train()(tokens_BT, model.empty_memory(3)).memory.hidden_LBMD[0]
+    survives = dropped != 0
+    assert 0.35 < float(survives.double().mean()) < 0.65
+    assert_equal_to(dropped[survives], 2 * kept[survives], within=1e-12)
+
+
+def test_a_segment_longer_than_the_places_is_refused_with_both_numbers() -> None:
+    model = model_of("al_rfou", n_positions=8)
+    assert model.max_segment_len == 8
+    assert model_of("vaswani").max_segment_len is None
+    model(random_tokens(1, 8), model.empty_memory(1))
+    with pytest.raises(ValueError, match=r"9 tokens.* at most 8"):
+        model(random_tokens(1, 9), model.empty_memory(1))
+
+
+@pytest.mark.parametrize("kind", OF_PLACES)
+def test_places_go_on_counting_after_a_document_border(kind: str) -> None:
+    model = model_of(kind)
+    tokens_BT = random_tokens(1, SEGMENT_LEN)
+    resets_BT = torch.tensor([[False, False, True, False, False]])
+    inside = model.log_probs(tokens_BT, model.empty_memory(1), resets_BT).log_probs_BTV[:, 2:]
+    alone = model.log_probs(tokens_BT[:, 2:], model.empty_memory(1)).log_probs_BTV
+    assert difference(inside, alone) > 1e-3
+    before = torch.full((1, 2), V - 1)
+    other = model.log_probs(torch.cat([before, tokens_BT[:, 2:]], 1), model.empty_memory(1), resets_BT).log_probs_BTV
+    assert_equal_to(other[:, 2:], inside, within=1e-12)
+
+
+def test_every_layer_has_tables_and_a_bias_of_its_own() -> None:
+    shapes = {name: tuple(parameter.shape) for name, parameter in model_of("shaw").named_parameters()}
+    for layer in range(2):
+        attention = f"layers.{layer}.attention."
+        assert shapes[attention + "distance_embedding.weight"] == (5, 2, 8)
+        assert shapes[attention + "distance_embedding.bias"] == (5, 2)
+        assert shapes[attention + "content_bias"] == (2, 8)
+
+
+NETWORKS: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+def as_one_network(model: Any, kind: str) -> Any:
+    """Give torch's own network of several layers with the model's weights."""
+    network = NETWORKS[kind](16, 16, num_layers=len(model.layers), batch_first=True).double()
+    for number, layer in enumerate(model.layers):
+        for name, parameter in layer.network.named_parameters():
+            network.get_parameter(name.replace("l0", f"l{number}")).data.copy_(parameter.data)
+    return network
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_it_equals_torchs_network_of_several_layers(kind: str) -> None:
+    model = model_of(kind, n_layer=3)
+    network, memory, state = as_one_network(model, kind), model.empty_memory(2), None
+    for seed in range(3):
+        tokens_BT = random_tokens(2, SEGMENT_LEN, seed=seed)
+        hidden_BTD, memory = model(tokens_BT, memory)
+        expected, state = network(4.0 * model.embedding.weights[0][tokens_BT], state)
+        assert_equal_to(hidden_BTD, expected, within=1e-12)
+        states = list(state) if kind == "lstm" else [state]
+        assert_equal_to(memory.state_KLBD, torch.stack(states), within=1e-12)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_every_lane_begins_anew_exactly_at_its_own_resets(kind: str) -> None:
+    model = model_of(kind)
+    tokens_BT = random_tokens(3, 6)
+    resets_BT = torch.zeros(3, 6, dtype=torch.bool)
+    resets_BT[0, [2, 5]] = resets_BT[1, [0, 2]] = True
+    (_, memory) = model(random_tokens(3, 4, seed=2), model.empty_memory(3))
+    actual, after = model(tokens_BT, memory, resets_BT)
+    for lane, borders in enumerate(([0, 2, 5, 6], [0, 2, 6], [0, 6])):
+        state = memory.lanes(slice(lane, lane + 1))
+        for start, stop in pairwise(borders):
+            if resets_BT[lane, start]:
+                state = model.empty_memory(1)
+            expected, state = model(tokens_BT[lane : lane + 1, start:stop], state)
+            assert_equal_to(actual[lane : lane + 1, start:stop], expected, within=1e-12)
+        assert_equal_to(after.state_KLBD[:, :, lane : lane + 1], state.state_KLBD, within=1e-12)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_what_a_lane_forgets_may_be_infinite(kind: str) -> None:
+    model = model_of(kind)
+    memory = model.empty_memory(2)
+    memory.state_KLBD[:, :, 1] = torch.nan
+    resets_BT = torch.zeros(2, SEGMENT_LEN, dtype=torch.bool)
+    resets_BT[1, 0] = True
+    tokens_BT = random_tokens(2, SEGMENT_LEN)
+    poisoned = model(tokens_BT, memory, resets_BT).hidden_BTD
+    assert_equal_to(poisoned, model(tokens_BT, model.empty_memory(2)).hidden_BTD, within=1e-12)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_dropout_lies_between_the_layers_too(kind: str) -> None:
+    torch.manual_seed(0)
+    model = model_of(kind, dropout=0.5).train()
+    inputs = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    model(random_tokens(4, SEGMENT_LEN), model.empty_memory(4))
+    assert len(inputs) == 2
+    for input_BTD in inputs:
+        assert 0.35 < float((input_BTD == 0).double().mean()) < 0.65
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_cells_are_drawn_by_their_width_and_forget_gates_are_open(kind: str) -> None:
+    torch.manual_seed(0)
+    model: Any = make_model(config_of(kind, d_model=64, init_std=0.5), vocab_size=V)
+    for layer in model.layers:
+        for name, parameter in layer.network.state_dict().items():
+            if name.startswith("weight"):
+                assert float(parameter.abs().max()) == pytest.approx(1 / 8, rel=0.01)
+                assert float(parameter.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+                continue
+            is_open = torch.zeros_like(parameter, dtype=torch.bool)
+            if kind == "lstm" and name == "bias_ih_l0":
+                is_open[64:128] = True
+            assert torch.equal(parameter, is_open.float())
+
+
+def test_an_open_forget_gate_is_the_second_of_four() -> None:
+    """With it wide open and the input gate shut, the cell's state stays as it is."""
+    model = model_of("lstm", n_layer=1)
+    network = model.layers[0].network
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.bias_ih_l0[:16] = -50.0
+        network.bias_ih_l0[16:32] = 50.0
+    memory = model.empty_memory(1)
+    memory.state_KLBD[1] = 3.0
+    after = model(random_tokens(1, SEGMENT_LEN), memory).memory
+    assert_equal_to(after.state_KLBD[1], memory.state_KLBD[1], within=1e-9)
+    assert difference(after.state_KLBD[0], memory.state_KLBD[0]) > 0.1

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
+from tests.benchmarks.works import settings
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
@@ -24,7 +23,6 @@ from transformer_xl.model.transformer import Transformer
 from transformer_xl.model_config import TransformerConfig, parse_model
 from transformer_xl.settings import plain
 
-CONF = Path(__file__).parents[2] / "conf"
 VOCABULARY = {"txl_base_nvidia": 267_735, "txl_base": 267_735, "txl_char_base": 204}
 """Tokens of WikiText-103 and of enwik8."""
 TOY = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_inner": 32, "mem_len": 7}
@@ -49,7 +47,7 @@ class Setting:
 
     def model_config(self, preset: str, *, attention: str) -> TransformerConfig:
         """Give the network of `conf/model/PRESET.yaml`."""
-        values = _read("model", preset) | {"attention": attention}
+        values = settings(f"model/{preset}") | {"attention": attention}
         if self.toy:
             width = 5 if values["d_head"] % 8 else 8
             values |= TOY | {"d_head": width, "cutoffs": TOY_CUTOFFS if values["cutoffs"] else []}
@@ -59,7 +57,7 @@ class Setting:
 
     def recipe(self, preset: str) -> dict[str, Any]:
         """Give the lengths of `conf/recipe/PRESET.yaml`."""
-        values = _read("recipe", preset)
+        values = settings(f"recipe/{preset}")
         if self.toy:
             lengths = {"segment_len": 3, "mem_len": 11, "clamp_len": 6}
             values |= {"segment_len": 5, "batch_size": 2, "long_eval": values["long_eval"] | lengths}
@@ -81,11 +79,6 @@ class Setting:
             model = make_model(config, vocab_size=self.vocab_size(preset))
         assert isinstance(model, Transformer)
         return model
-
-
-def _read(group: str, preset: str) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((CONF / group / f"{preset}.yaml").read_text(encoding="utf-8"))
-    return values
 
 
 def random_ids(shape: tuple[int, ...], *, vocab_size: int, seed: int) -> Tensor:

@@ -25,11 +25,15 @@ ROPE_INNER = 1376
 def settings(path: str) -> dict[str, Any]:
     """Read `conf/PATH.yaml`, and what it is laid upon."""
     values = yaml.safe_load((CONF / f"{path}.yaml").read_text(encoding="utf-8"))
-    below = [name for name in values.pop("defaults", []) if name != "_self_"]
     group = path.rpartition("/")[0]
     laid: dict[str, Any] = {}
-    for base in below:
-        laid |= settings(f"{group}/{base}")
+    for base in values.pop("defaults", []):
+        if isinstance(base, dict):
+            ((part, choice),) = base.items()
+            part = part.removeprefix("override ")
+            laid[part] = settings(f"{group}/{part}/{choice}")
+        elif base != "_self_":
+            laid |= settings(f"{group}/{base}")
     return laid | values
 
 
@@ -137,5 +141,5 @@ def _forward(request: Request, *, segment_len: int, mem_len: int) -> tuple[int, 
     flops = model.flops(batch_size=1, segment_len=segment_len, cluster_shares=request["cluster_shares"])
     config, forward = model.config, flops.forward
     matrix = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
-    positions = matrix * (mem_len + segment_len) if model.position.projects else 0
+    positions = matrix * (mem_len + segment_len) if model.products.projects_positions else 0
     return forward, positions, 2 * matrix * mem_len

@@ -208,15 +208,16 @@ class Transformer(LanguageModel):
         after = self.with_layers_called_by(call)(tokens_BT, memory, resets_BT).memory
         return AttentionWeights(torch.stack(weights), after)
 
+    @property
+    def products(self) -> LayerProducts:
+        """Which matrix products a layer has."""
+        feed_forward = FEED_FORWARD[self.config.feed_forward].matrices
+        return LayerProducts(self.position.scored, self.position.projects, feed_forward)
+
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        products = LayerProducts(
-            scored=self.position.scored,
-            projects_positions=self.position.projects,
-            feed_forward=FEED_FORWARD[self.config.feed_forward].matrices,
-        )
         return transformer_flops(
             self.config,
-            products,
+            self.products,
             self.clusters,
             batch_size=batch_size,
             segment_len=segment_len,

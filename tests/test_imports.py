@@ -131,13 +131,14 @@ def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     from transformer_xl.commands import cli, train
     from transformer_xl.inference import generation
     from transformer_xl.interop import load, native
-    from transformer_xl.model import streaming
+    from transformer_xl.model import kernels, streaming
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
         "compose": cli.compose,
         "generate": generation.generate,
         "load_model": load.load_model,
         "register": registry.register,
+        "relative_attention": kernels.relative_attention,
         "save_model": native.save_model,
         "stream": streaming.stream,
         "train": train.train,

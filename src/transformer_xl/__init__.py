@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from transformer_xl.inference.generate import generate
     from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
+    from transformer_xl.model.kernels import relative_attention
     from transformer_xl.model.streaming import stream
     from transformer_xl.registry import register
 
-__all__ = ["compose", "generate", "load_model", "register", "save_model", "stream", "train"]
+__all__ = ["compose", "generate", "load_model", "register", "relative_attention", "save_model", "stream", "train"]
 
 _HOMES = {
     "compose": "transformer_xl.commands.cli",
     "generate": "transformer_xl.inference.generate",
     "load_model": "transformer_xl.interop.load",
     "register": "transformer_xl.registry",
+    "relative_attention": "transformer_xl.model.kernels",
     "save_model": "transformer_xl.interop.native",
     "stream": "transformer_xl.model.streaming",
     "train": "transformer_xl.commands.train",

@@ -217,23 +217,36 @@ def test_work_over_several_processes_is_the_work_of_one(tmp_path: Path, monkeypa
 
 
 PROGRAM = """
-import multiprocessing, time
-from concurrent.futures import ProcessPoolExecutor
+import sys, time
+from pathlib import Path
 from transformer_xl.data import build
-if __name__ == "__main__":
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(2, context, build._prepare_worker, ([], build.pickle.dumps(None))) as pool:
-        waiting = [pool.submit(time.sleep, 60) for _ in range(2)]
-        time.sleep(0.5)
-        print("begun", flush=True)
-        [one.result() for one in waiting]
+from transformer_xl.data.characters import ByteTokenizer
+from transformer_xl.data.flat import Flat, Range
+from transformer_xl.data.text import Piece
+
+build._JOB, build.WINDOW = 9, 3
+flat = Flat(Path(sys.argv[1]) / "flat", None)
+flat.write([Piece(b"x" * 90, True)], place="x")
+encoder = build.Encoder(flat=flat, tokenizer=ByteTokenizer(), strips=False, end=None)
+out = Path(sys.argv[1], "out")
+out.mkdir()
+print(encoder.write(Range(0, 90), split="train", folder=out, limit=None, announce=print), flush=True)
+context = build.multiprocessing.get_context("forkserver")
+with build._without_main():
+    pool = build.ProcessPoolExecutor(2, context, build._prepare_worker, (encoder,))
+    waiting = [pool.submit(time.sleep, 60) for _ in range(2)]
+time.sleep(1)
+print("begun", flush=True)
+[one.result() for one in waiting]
 """
 
 
-def test_a_killed_program_takes_its_processes_along(tmp_path: Path) -> None:
+def test_a_program_without_a_guard_works_and_takes_its_processes_along(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    program = subprocess.Popen([sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, tmp_path / "program.py", tmp_path]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
+    assert program.stdout.readline().startswith("Written(tokens=90,")
     assert program.stdout.readline() == "begun\n"
     waited = time.monotonic() + 60
     while len(workers := _descendants(program.pid)) < 4 and time.monotonic() < waited:  # two serve them

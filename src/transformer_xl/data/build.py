@@ -11,7 +11,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -26,10 +25,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest
-from importlib import import_module
 from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -215,16 +214,17 @@ class Encoder:
         """Yield the ids of a range, from all cores where it is large."""
         jobs = list(_jobs(self.flat, part, self.tokenizer.split_point))
         workers = min(len(os.sched_getaffinity(0)), len(jobs))
-        if not spread or workers < 2 or len(jobs) < _FEWEST_JOBS or self.tokenizer.uses_all_cores:
+        is_known = _is_shipped(type(self.tokenizer))  # to other processes: they import no part from outside
+        if not (spread and is_known) or self.tokenizer.uses_all_cores or workers < 2 or len(jobs) < _FEWEST_JOBS:
             yield from self.encode(part)
             return
         context = multiprocessing.get_context("forkserver")
-        plugins = [entry.factory.__module__ for entry in registry.outside("tokenizer")]
-        with ProcessPoolExecutor(workers, context, _prepare_worker, (plugins, pickle.dumps(self))) as pool:
+        with ProcessPoolExecutor(workers, context, _prepare_worker, (self,)) as pool:
             try:
                 waiting: deque[Future[Encoded]] = deque()
                 for job in jobs:
-                    waiting.append(pool.submit(_encode_job, job))
+                    with _without_main():
+                        waiting.append(pool.submit(_encode_job, job))
                     if len(waiting) > 2 * workers:
                         yield waiting.popleft().result()
                 while waiting:
@@ -235,16 +235,24 @@ class Encoder:
                 pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not run the user's own main program again, which may have no guard against that."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 _worker_encoder: Encoder
 
 
-def _prepare_worker(plugins: list[str], encoder: bytes) -> None:
+def _prepare_worker(encoder: Encoder) -> None:
     global _worker_encoder
+    _worker_encoder = encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for plugin in plugins:
-        import_module(plugin)
-    _worker_encoder = pickle.loads(encoder)
 
 
 def _end_with_parent() -> None:

@@ -82,3 +82,17 @@ def test_every_setting_that_is_named_is_known(page: Path) -> None:
     for name in re.findall(r"(?<![\w./+])([a-z_]+(?:\.[a-z_]+)+)(?![\w./(])", text):
         if name.partition(".")[0] in heads and not name.endswith(OF_FILES):
             assert name in known | OF_HYDRA | MISSPELT, name
+
+
+def test_the_journeys_name_files_and_functions_as_they_are() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = REPOSITORY / "src" / "transformer_xl"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    assert [
+        name
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", page)
+        if not name.startswith("tests/") and not (source / name).is_file()
+    ] == []
+    assert [name for name in re.findall(r"`(\w+)\(\)`", page) if f"def {name}(" not in code] == []
+    classes = [name for name in re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", page) if name not in ("OmegaConf", "Lightning")]
+    assert [name for name in classes if f"class {name}" not in code] == []

@@ -65,12 +65,14 @@ class Split(NamedTuple):
         starts: where documents begin; None where the text is not divided into documents.
         unknown: how many ids are `<unk>` for something that the vocabulary lacks.
         text_bytes: of the UTF-8 that decoding gives back; 0 where the ids are of no text.
+        lost_bytes: of the UTF-8 that decoding does not give back.
     """
 
     tokens: TokenArray
     starts: TokenArray | None
     unknown: int
     text_bytes: int
+    lost_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +226,7 @@ def _open(folder: Path, sidecar: Any, *, settings: Mapping[str, object], listing
             starts=starts,
             unknown=_count(entry["unknown"]),
             text_bytes=_count(entry["text_bytes"]),
+            lost_bytes=_count(entry["lost_bytes"]),
         )
     fingerprint = sidecar["fingerprint"]
     return TokenFiles(

@@ -22,6 +22,8 @@ from transformer_xl.errors import UserError
 from transformer_xl.scores import MUCH_UNKNOWN
 
 _AT_ONCE = 1 << 20
+_MUCH_LOST = 0.01
+"""Share of a text's bytes."""
 _FAR_FROM_SORTED = 0.05
 """Of the training tokens: so many more could lie in the shortlist if ids were sorted by frequency."""
 
@@ -162,8 +164,20 @@ def warnings_about(
         *_equal_splits(corpus, figures),
         *_about_lengths(figures),
         *_about_unknown(corpus, figures),
+        *_about_lost_text(corpus),
         *_about_cutoffs(corpus, config, counts),
     ]
+
+
+def _about_lost_text(corpus: Corpus) -> Iterator[str]:
+    splits = corpus.files.splits.items()
+    shares = {split: found.lost_bytes / max(found.lost_bytes + found.text_bytes, 1) for split, found in splits}
+    much = [f"{100 * share:.1f} % of the {split} split" for split, share in shares.items() if share > _MUCH_LOST]
+    if much:
+        yield (
+            f"{', '.join(much)} does not come back from the {corpus.vocabulary.kind} tokenizer: its bytes are not in "
+            "bits per byte"
+        )
 
 
 def _equal_splits(corpus: Corpus, figures: Mapping[str, SplitFigures]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def test_killed_while_the_folders_files_are_written(
     assert_same_run(run, whole(*IN_PARTS))
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=SLOW), "SIGUSR1"])
 @pytest.mark.parametrize(
     ("moment", "number", "step"), [("train_batch", 30, 8), pytest.param("validation_batch", 2, 6, marks=SLOW)]
 )
@@ -154,6 +154,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_own_status(
     assert_same_run(tmp_path / "run", whole(*IN_PARTS))
 
 
+@pytest.mark.slow
 def test_a_second_interruption_ends_at_once(forks: Forks, base: list[str], whole: Whole, tmp_path: Path) -> None:
     stops = [Stop("train_batch", 30, "SIGINT,SIGINT")]
     result = forks.run("train", [*base, *IN_PARTS, "hydra.run.dir=run"], tmp_path, stops=stops)
@@ -185,6 +186,7 @@ def test_a_bug_keeps_its_traceback_and_the_run_goes_on_from_its_checkpoint(
     assert_same_run(tmp_path / "run", whole(*IN_PARTS))
 
 
+@pytest.mark.slow
 def test_a_run_that_has_no_checkpoint_yet_starts_over_in_its_folder(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def test_1_a_second_interruption_leaves_every_finished_step(
     ("settings", "moment", "number", "step"),
     [
         pytest.param([], "validation_batch", 3, 3, marks=SLOW),
-        pytest.param([], "validation_batch", 13, 6),
+        pytest.parampytest.param([], "validation_batch", 13, 6, marks=SLOW),
         pytest.param(["trainer.val_check_interval=6"], "validation_batch", 1, 6, marks=SLOW),
         pytest.param(["scheduler=plateau", "trainer.val_check_interval=2"], "validation_batch", 13, 4, marks=SLOW),
         pytest.param(
@@ -307,7 +307,7 @@ def test_10_an_empty_run_folder_is_refused(forks: Forks, base: list[str], tmp_pa
     assert not (tmp_path / "config.yaml").exists()
 
 
-@pytest.mark.parametrize(("moment", "step"), [("train_batch", 4), ("validation_batch", 3)])
+@pytest.mark.parametrize(("moment", "step"), [("train_batch", 4), pytest.param("validation_batch", 3, marks=SLOW)])
 def test_10_a_dropped_terminal_stops_a_run_with_a_checkpoint(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, moment: str, step: int
 ) -> None:
@@ -400,7 +400,11 @@ def test_13_a_home_that_cannot_be_written_ends_no_run(forks: Forks, base: list[s
     assert list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
 
 
-@pytest.mark.parametrize("code", [NO_TABLES, NO_LOGGING, NO_START], ids=["tables", "log", "init"])
+@pytest.mark.parametrize(
+    "code",
+    [NO_TABLES, pytest.param(NO_LOGGING, marks=SLOW), pytest.param(NO_START, marks=SLOW)],
+    ids=["tables", "log", "init"],
+)
 def test_13_a_broken_monitor_ends_no_run(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, code: str
 ) -> None:
@@ -410,6 +414,7 @@ def test_13_a_broken_monitor_ends_no_run(
     assert_same_run(tmp_path / "run", whole())
 
 
+@pytest.mark.slow
 def test_13_the_monitors_data_lies_below_the_run_folder(forks: Forks, base: list[str], tmp_path: Path) -> None:
     """Nothing is left in the home folder or beside the run."""
     home = tmp_path / "home"
@@ -483,7 +488,7 @@ SBATCH: dict[str, str | None] = {
 }
 
 
-@pytest.mark.parametrize("tasks", ["1", "2"])
+@pytest.mark.parametrize("tasks", [pytest.param("1", marks=SLOW), "2"])
 def test_17_a_batch_script_that_calls_python_itself(forks: Forks, base: list[str], tmp_path: Path, tasks: str) -> None:
     """It runs by itself, or says to start with srun."""
     environment = {**SBATCH, "SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks}
@@ -505,6 +510,7 @@ def test_17_two_processes_in_a_batch_script_without_srun(forks: Forks, base: lis
         ends_in_one_line(result, "srun")
 
 
+@pytest.mark.slow
 def test_17_a_salloc_shell_runs_as_without_slurm(forks: Forks, base: list[str], tmp_path: Path) -> None:
     environment = {**SBATCH, "SLURM_JOB_NAME": "interactive", "SLURM_PROCID": None, "SLURM_LOCALID": None}
     result = forks.run("train", [*base, "hydra.run.dir=run"], tmp_path, environment=environment, seconds=60)

@@ -52,7 +52,7 @@ def evaluated_models(*arguments: str) -> set[str]:
     result = call("evaluate", *arguments, "eval.max_tokens=100")
     assert result.status == 0, result.printed
     kept = [json.loads(path.read_text()) for path in Path().rglob("evaluation.json")]
-    return {row["model"] for file in kept for entry in file["evaluations"] for row in entry["results"]}
+    return {Path(row["model"]).name for file in kept for entry in file["evaluations"] for row in entry["results"]}
 
 
 @pytest.fixture
@@ -66,14 +66,12 @@ def like_a_sweep(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "outputs/sweep-x"
 
 
-@yet("a glob fails on what is no run")
 def test_21_a_glob_takes_the_runs_among_its_matches_and_says_what_it_left_out(like_a_sweep: Path) -> None:
     assert evaluated_models("run=outputs/sweep-x/*") == {"one", "two"}
     result = call("evaluate", "run=outputs/sweep-x/*", "eval.max_tokens=100")
     assert "multirun.yaml" in result.printed
 
 
-@yet("a glob fails on what is no run")
 def test_21_a_glob_passes_folders_that_are_no_runs(like_a_sweep: Path, trained: Path) -> None:
     copy_run(trained, Path("outputs/alone"))
     result = call("evaluate", "run=outputs/*", "eval.max_tokens=100")
@@ -85,7 +83,6 @@ def test_21_a_glob_that_matches_no_run_is_refused(like_a_sweep: Path) -> None:
     ends_in_one_line(call("evaluate", "run=outputs/corp*", "eval.max_tokens=100"), "outputs/corp")
 
 
-@yet("a sweep's folder does not stand for its runs")
 def test_21_a_sweeps_folder_stands_for_its_runs(like_a_sweep: Path) -> None:
     assert evaluated_models("run=outputs/sweep-x") == {"one", "two"}
 
@@ -99,7 +96,6 @@ def sweep(forks: Forks, base: list[str], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@yet("jobs are called 0, 1, 2")
 def test_21_a_job_is_called_by_what_it_varies(sweep: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(sweep[1])
     result = call("evaluate", "run=sweep", "eval.max_tokens=100")
@@ -135,11 +131,11 @@ def test_22_an_unseen_character_leaves_no_half_of_the_scores(of_characters: Path
         assert {json.loads(line)["text"] for line in result.out.splitlines()} == {1, 2, 3}
 
 
-@yet("one unseen character ends generate.py without a word on what to do")
 def test_22_an_unseen_character_in_a_prompt_names_the_way_out(of_characters: Path) -> None:
     result = call("generate", f"run={of_characters}", "prompt=words 記 words", "sampling.n_tokens=5")
     if result.status == 2:
-        ends_in_one_line(result, "記")
+        ends_in_one_line(result, "prompt")
+        assert re.search(r"記|8a18", result.err, re.IGNORECASE)
         assert re.search(r"unknown=|leave|without", result.err), result.err
     else:
         assert result.status == 0, result.printed
@@ -189,7 +185,6 @@ def test_24_an_accelerator_that_is_not_there(base: list[str]) -> None:
     ends_in_one_line(call("train", *arguments), "trainer.accelerator")
 
 
-@yet("--config-name=nope is a traceback")
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_24_another_main_configuration_that_is_not_there(base: list[str], command: str) -> None:
     ends_in_one_line(call(command, "--config-name=nope", *(base if command == "train" else ["run=x"])), "nope")
@@ -235,7 +230,6 @@ def test_24_the_recipes_batch_size_is_named(base: list[str]) -> None:
     assert not result.err.startswith("error: eval.batch_size")
 
 
-@yet("max_steps=5 is told that recipe.max_steps is nearest")
 @pytest.mark.parametrize("name", ["max_steps", pytest.param("gradient_clip_val", marks=SLOW)])
 def test_24_a_setting_without_its_group_gets_the_one_that_people_mean(base: list[str], name: str) -> None:
     ends_in_one_line(call("train", *base, f"{name}=5", "hydra.run.dir=run"), f"trainer.{name}")
@@ -269,7 +263,6 @@ def test_24_made_up_data_has_no_source(base: list[str]) -> None:
     assert not re.search(r"\b0 files", " ".join(lines.values()))
 
 
-@yet("token files cut short under a run end it without a word")
 def test_24_token_files_that_are_cut_short_under_a_run(forks: Forks, base: list[str], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(made_up_text(40_000))
     arguments = [*without(base, "data.path", "data.cache_dir"), "data.path=text.txt", "data.cache_dir=corpora"]
@@ -369,7 +362,6 @@ def test_27_a_stopped_sweep_prints_the_command_that_goes_on(forks: Forks, base: 
 
 
 @pytest.mark.slow
-@yet("a prompt of 100 kB takes half a minute")
 def test_27_a_long_prompt_is_read_in_large_pieces_where_the_results_stay_the_same(
     forks: Forks, trained: Path, tmp_path: Path
 ) -> None:

@@ -230,7 +230,6 @@ def assert_nothing_was_predicted(result: Result, folder: Path, name: str) -> Non
     assert summary["metrics"].get(name, {}).get("loss") is None
 
 
-@yet("nan where nothing was predicted")
 @pytest.mark.parametrize(
     ("limit", "name"),
     [("trainer.limit_val_batches=1", "valid"), pytest.param("trainer.limit_test_batches=1", "test", marks=SLOW)],
@@ -255,7 +254,6 @@ def test_8_a_recipes_setting_that_the_data_does_not_use(base: list[str]) -> None
     is_refused_or_said(call("train", *settings), "recipe.segment_len")
 
 
-@yet("hydra.sweeper=... for hydra/sweeper=... starts a training")
 @pytest.mark.parametrize("setting", ["hydra.sweeper=basic", "hydra.launcher=joblib"])
 def test_8_a_group_of_hydras_given_as_a_setting(base: list[str], setting: str) -> None:
     ends_in_one_line(call("train", *base, setting, "hydra.run.dir=run"), setting.partition("=")[0])

@@ -445,7 +445,7 @@ def test_13_a_user_without_name_and_home_trains(base: list[str]) -> None:
 # --- 14: `nohup` ---
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", pytest.param("SIGINT")])
+@pytest.mark.parametrize("name", ["SIGHUP", pytest.param("SIGINT", marks=SLOW)])
 def test_14_an_ignored_signal_stays_ignored(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path, name: str
 ) -> None:

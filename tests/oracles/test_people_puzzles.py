@@ -156,7 +156,6 @@ def test_23_a_validation_and_a_test_are_seen(forks: Forks, base: list[str], tmp_
     assert any("validat" in line for line in lines), result.printed
 
 
-@yet("the table does not say whose validation it shows")
 def test_23_the_final_table_names_the_checkpoint_whose_validation_it_shows(base: list[str]) -> None:
     arguments = [*without(base, "optimizer.lr", "scheduler.warmup_steps"), "scheduler=constant", "optimizer.lr=0.002"]
     assert call("train", *arguments, "hydra.run.dir=run").status == 0
@@ -179,7 +178,6 @@ def test_24_an_accelerator_that_is_misspelt(base: list[str]) -> None:
     )
 
 
-@yet("trainer.accelerator=tpu is a traceback")
 def test_24_an_accelerator_that_is_not_there(base: list[str]) -> None:
     arguments = [*without(base, "trainer.accelerator"), "trainer.accelerator=tpu", "hydra.run.dir=run"]
     ends_in_one_line(call("train", *arguments), "trainer.accelerator")
@@ -242,21 +240,18 @@ def opening(base: list[str], *settings: str) -> dict[str, str]:
     return {line.split()[0]: line for line in result.out.splitlines() if line.strip()}
 
 
-@yet("model=vanilla is shown as vaswani")
 def test_24_a_model_is_called_as_it_was_chosen(base: list[str]) -> None:
     lines = opening(without(base, "model"), "model=vanilla")
     assert "vanilla" in lines["model"]
     assert "vaswani" not in lines["model"]
 
 
-@yet("an LSTM is shown with memory 1")
 def test_24_an_lstm_has_no_memory_of_one_token(base: list[str]) -> None:
     attention = ("model", "model.n_head", "model.d_head", "model.d_inner", "model.mem_len")
     lines = opening(without(base, *attention), "model=lstm")
     assert not re.search(r"memory 1\b", " ".join(lines.values()))
 
 
-@yet("recall is shown with 0 source files")
 def test_24_made_up_data_has_no_source(base: list[str]) -> None:
     kept = ("data", "data.path", "data.cache_dir", "data.tokenizer", "data.segment_len")
     lines = opening(without(base, *kept), "data=recall", "data.segment_len=16")
@@ -298,7 +293,6 @@ Figure.savefig = note
 """
 
 
-@yet("loss.png has no title")
 def test_26_the_picture_of_losses_has_a_title(forks: Forks, base: list[str], tmp_path: Path) -> None:
     assert forks.run("train", [*base, "hydra.run.dir=run"], tmp_path, code=NOTE_PICTURES).status == 0
     notes = [json.loads(line) for line in (tmp_path / "pictures.jsonl").read_text().splitlines()]

@@ -85,7 +85,7 @@ def test_1_a_second_interruption_leaves_every_finished_step(
     ("settings", "moment", "number", "step"),
     [
         pytest.param([], "validation_batch", 3, 3, marks=SLOW),
-        pytest.parampytest.param([], "validation_batch", 13, 6, marks=SLOW),
+        pytest.param([], "validation_batch", 13, 6, marks=SLOW),
         pytest.param(["trainer.val_check_interval=6"], "validation_batch", 1, 6, marks=SLOW),
         pytest.param(["scheduler=plateau", "trainer.val_check_interval=2"], "validation_batch", 13, 4, marks=SLOW),
         pytest.param(

@@ -71,6 +71,12 @@ class ContextConfig(Settings):
             yield "same_length is true with memory.mem_len 0, and needs a memory.mem_len of at least 1"
 
 
+CARRIES_NOTHING = (
+    "context is carry and memory.mem_len is 0, so that nothing but one token would be carried from text to text: a "
+    "model with a memory is needed, or context=none"
+)
+
+
 class ScoreConfig(ModelChoice):
     """`score.py`, whole."""
 
@@ -83,6 +89,10 @@ class ScoreConfig(ModelChoice):
     format: Literal["table", "jsonl"]
     segment_len: SegmentLen | Own
     memory: ContextConfig
+
+    def rules(self) -> Iterator[str]:
+        if self.context == "carry" and self.memory.mem_len == 0:
+            yield CARRIES_NOTHING
 
 
 class SamplingParams(Settings):

@@ -23,12 +23,10 @@ from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedB
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference import texts
+from transformer_xl.inference import score as texts
 from transformer_xl.inference.evaluate import context_of, evaluate
-from transformer_xl.inference.scoring import ReadingLengths, Scorer, TextScore, TokenCosts
-from transformer_xl.inference.text_ids import TextEncoder
-from transformer_xl.inference.texts import Part, Unit, read_texts
-from transformer_xl.model.base import LanguageModel
+from transformer_xl.inference.score import Scorer, TextEncoder, TextPart, TextScore, TokenCosts, Unit, read_texts
+from transformer_xl.model.base import Context, LanguageModel
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
 CHARS = CharTokenizer(["<unk>", " ", "\n", "a", "b", "c", "é"])
@@ -36,7 +34,7 @@ CHARS = CharTokenizer(["<unk>", " ", "\n", "a", "b", "c", "é"])
 
 def scorer_of(model: LanguageModel, *, start: int | None = 3, reads_on: bool = False, **changes: Any) -> Scorer:
     values = {"segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False}
-    return Scorer(model, lengths=ReadingLengths(**(values | changes)), start=start, reads_on=reads_on)
+    return Scorer(model, Context(**(values | changes)), start=start, reads_on=reads_on)
 
 
 def costs_of(scorer: Scorer, ids: NDArray[np.int64], *, parts: int = 1) -> TokenCosts:
@@ -154,7 +152,7 @@ class Dripping:
 
 def texts_of(data: bytes, *, unit: Unit, keeps: bool, size: int = 1 << 20) -> list[bytes]:
     found: list[bytes] = []
-    for part in read_texts(Dripping(data, size), unit=unit, keeps_blank_lines=keeps, find_cut=len):
+    for part in read_texts(Dripping(data, size), unit=unit, keeps_blank_lines=keeps, split_point=len):
         if keeps:
             assert part.line == 1 + data.count(b"\n", 0, len(b"".join(found)))
         if part.begins:
@@ -198,16 +196,16 @@ class Asked:
 
 def test_a_document_names_its_line() -> None:
     source = io.BytesIO(b"\n\none\ntwo\n\n\nthree")
-    found = list(read_texts(source, unit="document", keeps_blank_lines=False, find_cut=len))
+    found = list(read_texts(source, unit="document", keeps_blank_lines=False, split_point=len))
     assert [(part.line, part.data) for part in found] == [(3, b"one\ntwo\n"), (7, b"three")]
 
 
 def test_a_text_is_given_before_the_next_is_asked_for() -> None:
     source = Asked(b"one\n", b"two\n", b"thr", b"ee\n")
-    found = read_texts(source, unit="line", keeps_blank_lines=False, find_cut=len)
+    found = read_texts(source, unit="line", keeps_blank_lines=False, split_point=len)
     assert [(next(found).data, source.asked) for _ in range(3)] == [(b"one\n", 1), (b"two\n", 2), (b"three\n", 4)]
     source = Asked(b"one\n", b"two\n", b"\n", b"three\n")
-    found = read_texts(source, unit="document", keeps_blank_lines=False, find_cut=len)
+    found = read_texts(source, unit="document", keeps_blank_lines=False, split_point=len)
     assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
 
 
@@ -219,9 +217,9 @@ def encoded(
     vocabulary: Tokenizer, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
 ) -> list[tuple[list[int], int]]:
     """The ids of each text, and the bytes that they stand for."""
-    encoder = TextEncoder(vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
+    encoder = TextEncoder(tokenizer=vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
     found: list[tuple[list[int], int]] = []
-    for part in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on, find_cut=encoder.find_cut):
+    for part in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on, split_point=encoder.split_point):
         ids, text_bytes, _ = encoder.encode(part)
         before = ([], 0) if part.begins else found.pop()
         found.append((before[0] + ids.tolist(), before[1] + text_bytes))
@@ -240,27 +238,7 @@ def test_words_close_every_line_and_begin_after_the_end_of_one() -> None:
     assert [number for ids, _ in carried for number in ids] == WORDS.encode(TEXT.decode() + "\n").tolist()
     assert sum(size for _, size in carried) == len(TEXT) + 1 - len(" dog\r")
     assert encoded(WORDS, TEXT, unit="document") == [([the, cat, sat, stop, 0], 14), ([the, 1, 0, sat, 0], 9)]
-    assert TextEncoder(WORDS, unit="line", reads_on=False, has_line_ends=True).start == 0
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "start"),
-    [
-        (ByteTokenizer(), None),
-        (ByteTokenizer(end_of_document=True), 256),
-        (CHARS, None),
-        (CharTokenizer(["a", "<eod>"]), 1),
-        (WordTokenizer(["<eos>", "<unk>"], line_ends=False), None),
-        (WordTokenizer(["<eos>", "<unk>", "<eod>"]), 2),
-        (WikitextTokenizer(["<eos>", "<unk>"]), 0),
-        (SentenceTokenizer(["<UNK>", "<S>"]), 1),
-        (SymbolTokenizer(8), None),
-        (SymbolTokenizer(9, end_of_document=True), 8),
-    ],
-    ids=lambda value: getattr(value, "kind", str(value)),
-)
-def test_what_precedes_a_text(vocabulary: Tokenizer, start: int | None) -> None:
-    assert TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True).start == start
+    assert WORDS.start == 0
 
 
 def test_line_ends_part_texts_alone_and_belong_to_the_line_before_where_texts_read_on() -> None:
@@ -316,9 +294,9 @@ def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monk
     }[name]()
     (whole,) = encoded(vocabulary, text.encode() + b"\n")
     monkeypatch.setattr(texts, "PART_BYTES", 16)
-    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
     source = Dripping(text.encode() + b"\n", 5)
-    parts = list(read_texts(source, unit="line", keeps_blank_lines=False, find_cut=encoder.find_cut))
+    parts = list(read_texts(source, unit="line", keeps_blank_lines=False, split_point=encoder.split_point))
     assert len(parts) > 10
     assert max(len(part.data) for part in parts) < 64
     assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
@@ -338,16 +316,20 @@ def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monk
     ids=["word", "ranked", "symbol"],
 )
 def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Tokenizer, data: bytes, words: str) -> None:
-    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
     with pytest.raises(UserError, match=f"^{words}"):
-        encoder.encode(Part(data, begins=True, ends=True, line=7))
+        encoder.encode(TextPart(data, begins=True, ends=True, line=7))
 
 
 @pytest.mark.parametrize(("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteTokenizer(), 0)], ids=["w", "c", "b"])
 def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int) -> None:
-    encoder = TextEncoder(vocabulary, unit="line", reads_on=False, has_line_ends=True)
-    assert encoder.encode(Part(b"the cab", begins=True, ends=True, line=1)).unknown == unknown
+    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
+    assert encoder.encode(TextPart(b"the cab", begins=True, ends=True, line=1)).unknown == unknown
 
 
 def test_bytes_are_read_whatever_they_are() -> None:
     assert encoded(ByteTokenizer(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text() -> None:
+    assert texts_of(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo", unit="line", keeps=False) == [b"one\n", b"\xef\xbb\xbftwo"]

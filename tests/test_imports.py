@@ -129,13 +129,13 @@ def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
     from transformer_xl import registry
     from transformer_xl.commands import cli, train
-    from transformer_xl.inference import generation
+    from transformer_xl.inference import generate
     from transformer_xl.interop import load, native
     from transformer_xl.model import kernels, streaming
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
         "compose": cli.compose,
-        "generate": generation.generate,
+        "generate": generate.generate,
         "load_model": load.load_model,
         "register": registry.register,
         "relative_attention": kernels.relative_attention,

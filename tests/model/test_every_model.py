@@ -67,19 +67,6 @@ def test_a_call_leaves_its_input_memory_unchanged(kind: str) -> None:
 
 
 @every_kind
-def test_without_memory_every_segment_is_read_as_the_first(kind: str) -> None:
-    model = model_of(kind, mem_len=0)
-    memory = model.empty_memory(2)
-    for seed in range(3):
-        tokens_BT = random_tokens(2, SEGMENT_LEN, seed=seed)
-        log_probs_BTV, memory = model.log_probs(tokens_BT, memory)
-        fresh = model.log_probs(tokens_BT, model.empty_memory(2, mem_len=7)).log_probs_BTV
-        assert torch.equal(log_probs_BTV, fresh)
-        assert not contents(memory).any()
-    assert model.memory_size(0) == 0
-
-
-@every_kind
 def test_a_full_memory_holds_as_many_numbers_as_said(kind: str) -> None:
     model = model_of(kind)
     assert contents(aged(model, 20)[0]).numel() == model.memory_size(7) > 0
@@ -108,17 +95,6 @@ def test_same_length_is_refused_by_models_that_know_no_keys(kind: str) -> None:
     model = model_of(kind).with_context(clamp_len=None, same_length=True)
     with pytest.raises(ValueError, match=f"same_length is true, and must be false for {kind}"):
         model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
-
-
-@pytest.mark.parametrize("kind", TRANSFORMERS)
-def test_same_length_hides_what_is_further_than_mem_len(kind: str) -> None:
-    model = model_of(kind, n_layer=1).with_context(clamp_len=None, same_length=True)
-    tokens_BT, changed = random_tokens(1, SEGMENT_LEN), random_tokens(1, SEGMENT_LEN)
-    changed[0, 0] = (changed[0, 0] + 1) % V
-    empty = model.empty_memory(1, mem_len=3)
-    moved = (model.log_probs(tokens_BT, empty).log_probs_BTV - model.log_probs(changed, empty).log_probs_BTV).abs()
-    assert moved[0, :3].amax(-1).min() > 1e-4
-    assert not moved[0, 3:].any()
 
 
 @every_kind

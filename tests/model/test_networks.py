@@ -168,15 +168,6 @@ def test_places_go_on_counting_after_a_document_border(kind: str) -> None:
     assert_equal_to(other[:, 2:], inside, within=1e-12)
 
 
-def test_every_layer_has_tables_and_a_bias_of_its_own() -> None:
-    shapes = {name: tuple(parameter.shape) for name, parameter in model_of("shaw").named_parameters()}
-    for layer in range(2):
-        attention = f"layers.{layer}.attention."
-        assert shapes[attention + "distance_embedding.weight"] == (5, 2, 8)
-        assert shapes[attention + "distance_embedding.bias"] == (5, 2)
-        assert shapes[attention + "content_bias"] == (2, 8)
-
-
 NETWORKS: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
@@ -233,19 +224,6 @@ def test_what_a_lane_forgets_may_be_infinite(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_dropout_lies_between_the_layers_too(kind: str) -> None:
-    torch.manual_seed(0)
-    model = model_of(kind, dropout=0.5).train()
-    inputs = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    model(random_tokens(4, SEGMENT_LEN), model.empty_memory(4))
-    assert len(inputs) == 2
-    for input_BTD in inputs:
-        assert 0.35 < float((input_BTD == 0).double().mean()) < 0.65
-
-
-@pytest.mark.parametrize("kind", RECURRENT)
 def test_cells_are_drawn_by_their_width_and_forget_gates_are_open(kind: str) -> None:
     torch.manual_seed(0)
     model: Any = make_model(config_of(kind, d_model=64, init_std=0.5), vocab_size=V)
@@ -259,19 +237,3 @@ def test_cells_are_drawn_by_their_width_and_forget_gates_are_open(kind: str) -> 
             if kind == "lstm" and name == "bias_ih_l0":
                 is_open[64:128] = True
             assert torch.equal(parameter, is_open.float())
-
-
-def test_an_open_forget_gate_is_the_second_of_four() -> None:
-    """With it wide open and the input gate shut, the cell's state stays as it is."""
-    model = model_of("lstm", n_layer=1)
-    network = model.layers[0].network
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-        network.bias_ih_l0[:16] = -50.0
-        network.bias_ih_l0[16:32] = 50.0
-    memory = model.empty_memory(1)
-    memory.state_KLBD[1] = 3.0
-    after = model(random_tokens(1, SEGMENT_LEN), memory).memory
-    assert_equal_to(after.state_KLBD[1], memory.state_KLBD[1], within=1e-9)
-    assert difference(after.state_KLBD[0], memory.state_KLBD[0]) > 0.1

@@ -19,17 +19,8 @@ from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, rand
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.kernels import linear
 from transformer_xl.model.streaming import KVCache, Stream
-from transformer_xl.model.transformer import Transformer
 
 EXACT = 1e-9
-pieces = st.lists(st.integers(1, 6), min_size=1, max_size=5)
-variants = st.sampled_from([(False, None), (True, None), (False, 3), (True, 2)])
-
-
-@cache
-def published(pre_norm: bool, clamp_len: int | None, same_length: bool = False) -> Transformer:
-    model = tiny_model(pre_norm=pre_norm, clamp_len=clamp_len, untie_r=pre_norm, same_length=same_length)
-    return model.requires_grad_(False)
 
 
 def drawn_resets(data: st.DataObject, lanes: int, length: int) -> Tensor | None:
@@ -40,36 +31,6 @@ def drawn_resets(data: st.DataObject, lanes: int, length: int) -> Tensor | None:
     for lane, place in places:
         resets_BT[lane, place] = True
     return resets_BT
-
-
-@settings(deadline=None, max_examples=40)
-@given(data=st.data(), pieces=pieces, variant=variants, spare=st.integers(0, 4))
-def test_with_memory_for_the_whole_text_any_cut_equals_one_pass(
-    data: st.DataObject, pieces: list[int], variant: tuple[bool, int | None], spare: int
-) -> None:
-    model, length = published(*variant), sum(pieces)
-    tokens_BT, resets_BT = random_tokens(2, length), drawn_resets(data, 2, length)
-    empty = model.empty_memory(2, mem_len=length + spare)
-    expected, memory_at_once = read(model, tokens_BT, empty, [length], resets_BT)
-    actual, memory = read(model, tokens_BT, empty, pieces, resets_BT)
-    assert_equal_to(actual, expected, within=EXACT)
-    assert torch.equal(memory.length_B, memory_at_once.length_B)
-    assert_equal_to(memory.hidden_LBMD, memory_at_once.hidden_LBMD, within=EXACT)
-
-
-@settings(deadline=None, max_examples=40)
-@given(data=st.data(), pieces=pieces, variant=variants, mem_len=st.integers(1, 9))
-def test_with_same_length_any_cut_equals_one_pass_at_any_mem_len(
-    data: st.DataObject, pieces: list[int], variant: tuple[bool, int | None], mem_len: int
-) -> None:
-    model, length = published(*variant, same_length=True), sum(pieces)
-    tokens_BT, resets_BT = random_tokens(2, length), drawn_resets(data, 2, length)
-    empty = model.empty_memory(2, mem_len=mem_len)
-    expected, memory_at_once = read(model, tokens_BT, empty, [length], resets_BT)
-    actual, memory = read(model, tokens_BT, empty, pieces, resets_BT)
-    assert_equal_to(actual, expected, within=EXACT)
-    assert torch.equal(memory.length_B, memory_at_once.length_B)
-    assert_equal_to(memory.hidden_LBMD, memory_at_once.hidden_LBMD, within=EXACT)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])

@@ -4,11 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.conftest import tiny_model_config
-from tests.model.tiny import SEGMENT_LEN, assert_equal_to, difference, random_tokens, tiny_model
-from transformer_xl.model.base import make_model
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens, tiny_model
 from transformer_xl.model.transformer import Transformer
 
 
@@ -40,17 +37,6 @@ def test_another_context_rule_shares_the_parameters_and_leaves_the_model_as_it_w
     ours, twins = dict(model.named_parameters()), dict(twin.named_parameters())
     assert ours.keys() == twins.keys()
     assert all(twins[name] is parameter for name, parameter in ours.items())
-
-
-@pytest.mark.parametrize("rule", [{"clamp_len": 2, "same_length": False}, {"clamp_len": None, "same_length": True}])
-def test_another_context_rule_reads_as_a_model_made_with_it(rule: dict[str, Any]) -> None:
-    model, made = tiny_model(), tiny_model(**rule)
-    twin = model.with_context(**rule)
-    _, memory = made(random_tokens(2, 9), made.empty_memory(2))
-    tokens_BT = random_tokens(2, SEGMENT_LEN, seed=2)
-    actual = twin.log_probs(tokens_BT, memory).log_probs_BTV
-    assert torch.equal(actual, made.log_probs(tokens_BT, memory).log_probs_BTV)
-    assert difference(actual, model.log_probs(tokens_BT, memory).log_probs_BTV) > 1e-3
 
 
 def test_a_segment_that_counts_nothing_gives_zero_losses_and_gradients() -> None:
@@ -107,40 +93,3 @@ def test_each_dropout_of_the_paper_acts_in_training_only() -> None:
     embedding, sinusoid, last = (2, SEGMENT_LEN, 16), (12, 16), (2, SEGMENT_LEN, 16)
     layer = [(2, SEGMENT_LEN, 16), (2, SEGMENT_LEN, 32), (2, SEGMENT_LEN, 16)]  # attention's output; inside, after
     assert dropped == [embedding, sinusoid, *layer, *layer, last]
-
-
-def test_dropatt_reaches_the_attention_in_training_only() -> None:
-    model = tiny_model(dropatt=0.5)
-    seen: list[float] = []
-    attend = model.position.attend
-    model.position.attend = lambda *given, **named: seen.append(named["dropout"]) or attend(*given, **named)
-    for mode in (True, False):
-        model.train(mode)(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
-    assert seen == [0.5, 0.5, 0.0, 0.0]
-
-
-def test_initial_weights_are_drawn_as_published() -> None:
-    torch.manual_seed(0)
-    config = tiny_model_config(d_model=64, n_head=4, d_head=32, d_inner=128, untie_r=True, n_layer=3)
-    model = make_model(config, vocab_size=500)
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()
-        if name.endswith(".bias") or "biases" in name:
-            assert not values.any(), name
-            continue
-        centre = 1.0 if "norm" in name else 0.0
-        assert_close_to_normal(values, mean=centre, std=0.02, name=name)
-    assert {name for name, _ in model.named_parameters() if "_bias" in name} == {"content_bias", "position_bias"}
-
-
-def assert_close_to_normal(values: Tensor, *, mean: float, std: float, name: str) -> None:
-    """Within five standard errors."""
-    count = len(values)
-    assert abs(float(values.mean()) - mean) < 5 * std / count**0.5, name
-    assert abs(float(values.std()) - std) < 5 * std / (2 * count) ** 0.5, name
-
-
-@pytest.mark.parametrize(("untie_r", "pairs"), [(False, 1), (True, 2)])
-def test_biases_are_one_pair_or_one_a_layer(untie_r: bool, pairs: int) -> None:
-    model = tiny_model(untie_r=untie_r)
-    assert model.content_bias.shape == model.position_bias.shape == (pairs, 2, 8)

@@ -45,31 +45,28 @@ class Context:
 
 
 class ModelOutput(NamedTuple):
-    """Last hidden states and the memory after the segment."""
+    """Last hidden states, and the memory after the segment, as in the next three."""
 
     hidden_BTD: Tensor
     memory: Memory
 
 
 class LogProbs(NamedTuple):
-    """Log-probabilities of the token after each position, and the memory after the segment."""
+    """Log-probabilities of the token after each position."""
 
     log_probs_BTV: Tensor
     memory: Memory
 
 
 class TokenLosses(NamedTuple):
-    """Losses in nats in token order, 0 where the target is -100, and the memory after the segment."""
+    """Losses in nats in token order, 0 where the target is -100."""
 
     nll_BT: Tensor
     memory: Memory
 
 
 class AttentionWeights(NamedTuple):
-    """What each key weighs to each token, by layer and head, and the memory after the segment.
-
-    A row sums to 1 over the keys, which are the slots of the memory that was given, oldest first, and the tokens.
-    """
+    """What each key (the slots of the memory that was given, oldest first, and the tokens) weighs to each token."""
 
     weights_LBNTS: Tensor
     memory: Memory
@@ -78,15 +75,12 @@ class AttentionWeights(NamedTuple):
 class LanguageModel(nn.Module, ABC):
     """A model that reads a lane segment by segment and carries a memory from one to the next.
 
-    A network of one's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`. Its
-    constructor makes a `softmax` besides what it is made of; `empty_memory` and `forward` are what it must define.
+    One's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`, makes a `softmax`
+    besides what it is made of, and defines `empty_memory` and `forward`.
 
     Attributes:
         config: what it was made from.
-        vocab_size: V.
         clusters: how the vocabulary is cut; one cluster where it is not.
-        embedding: of tokens.
-        softmax: over the vocabulary.
         mem_len: how long a memory `empty_memory` makes unless told otherwise.
         clamp_len: distances above it count as it; None means no limit.
         same_length: whether each query sees the same number of keys.
@@ -137,11 +131,7 @@ class LanguageModel(nn.Module, ABC):
             yield f"{group}same_length is true, and must be false for {config.label}"
 
     def check_context(self, *, segment_len: int, mem_len: int) -> None:
-        """Refuse a segment length, `clamp_len` or `same_length` that the model cannot read with.
-
-        Raises:
-            ValueError: with the values.
-        """
+        """Refuse, by a ValueError, a segment length, `clamp_len` or `same_length` that the model cannot read with."""
         for problem in self.refusals(
             self.config, mem_len=mem_len, clamp_len=self.clamp_len, same_length=self.same_length
         ):
@@ -197,25 +187,13 @@ class LanguageModel(nn.Module, ABC):
         *,
         detach: bool = True,
     ) -> TokenLosses:
-        """Return each target's loss in nats.
-
-        Args:
-            tokens_BT: as all but the next argument in `forward`.
-            targets_BT: the next token of the same lane, -100 where it does not count.
-            memory: see `forward`.
-            resets_BT: see `forward`.
-            detach: see `forward`.
-        """
+        """Return each target's loss in nats; `targets_BT` is the next token of the same lane, -100: not counted."""
         with self.embedding.sharing_tables():
             hidden_BTD, memory = self(tokens_BT, memory, resets_BT, detach=detach)
             return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
-        """Return what each key weighs to each token, before dropout of weights; arguments as in `forward`.
-
-        Raises:
-            ValueError: the model has no attention.
-        """
+        """Return what each key weighs to each token, before dropout; a ValueError where there is no attention."""
         raise ValueError(f"{self.config.label} has no attention, and so no weights of it")
 
     def memory_size(self, mem_len: int) -> int:
@@ -224,19 +202,19 @@ class LanguageModel(nn.Module, ABC):
         return sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.is_floating_point())
 
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        """Count useful operations; by the matrices alone, where a network does not know better."""
-        matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() > 1 and "embedding" not in name)
-        tokens = batch_size * segment_len
-        return Flops(2 * tokens * matrices + self.clusters.flops(tokens=tokens, shares=cluster_shares), into_memory=0)
-
-    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
-        """Return the useful operations of a training step over one segment in every lane.
+        """Count useful operations; by the matrices alone, where a network does not know better.
 
         Args:
             batch_size: B.
             segment_len: T.
             cluster_shares: the share of each of `clusters` among the tokens.
         """
+        matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() > 1 and "embedding" not in name)
+        tokens = batch_size * segment_len
+        return Flops(2 * tokens * matrices + self.clusters.flops(tokens=tokens, shares=cluster_shares), into_memory=0)
+
+    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
+        """Return the useful operations of a training step over one segment in every lane; see `flops`."""
         return self.flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=cluster_shares).step
 
     def own_context(self, *, segment_len: int) -> Context:
@@ -265,11 +243,7 @@ def make_model(config: ModelConfig, *, vocab_size: int) -> LanguageModel:
 def check_lanes(
     tokens_BT: Tensor, batch_size: int, *, of: str = "memory", made_with: str = "empty_memory(batch_size={})"
 ) -> None:
-    """Refuse tokens whose lanes are not those of the memory, or of what else `made_with` makes.
-
-    Raises:
-        ValueError: with both numbers.
-    """
+    """Refuse, by a ValueError, tokens whose lanes are not those of the memory, or of what else `made_with` makes."""
     if tokens_BT.dim() != 2:
         raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}, and must have two axes: lanes, tokens")
     if tokens_BT.shape[1] == 0:
@@ -282,11 +256,7 @@ def check_lanes(
 
 
 def of_kind(kind: type[MemoryType], memory: Memory) -> MemoryType:
-    """Return a memory if it is of the kind that a model keeps.
-
-    Raises:
-        TypeError: it is another model's, or none.
-    """
+    """Return a memory if it is of the kind that a model keeps; a TypeError if it is another model's."""
     if not isinstance(memory, kind):
         raise TypeError(f"memory is a {type(memory).__name__}, and must be one of this model's: see empty_memory()")
     return memory

@@ -51,7 +51,7 @@ class Clusters:
 
     @property
     def tails(self) -> range:
-        """Numbers of the clusters beyond the shortlist."""
+        """The clusters beyond the shortlist."""
         return range(1, len(self.widths))
 
     @property
@@ -119,7 +119,6 @@ class AdaptiveEmbedding(nn.Module):
         self._shared: list[SharedTable] = []
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Embed token ids: (B, T, D)."""
         embedded = self._embedded(tokens_BT)
         if len(self.projections):
             embedded = functional.linear(embedded, torch.cat(list(self.projections), dim=1))
@@ -145,11 +144,8 @@ class AdaptiveEmbedding(nn.Module):
         return [table.for_lookup for table in self._shared] or list(self.weights)
 
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
-        """Give all clusters' embeddings side by side, zero but for the token's own.
-
-        No token is picked out by its cluster, which would make the host wait for the device; a cluster without a token
-        gets a gradient of zeros.
-        """
+        # All clusters' embeddings side by side, zero but for the token's own: to pick tokens out by their cluster would
+        # make the host wait for the device. A cluster without a token gets a gradient of zeros.
         tables = self._lookup_tables
         if len(tables) == 1:
             return self._looked_up(tables[0], tokens_BT)
@@ -172,19 +168,13 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Gives log-probabilities of the next token, and their loss without those of clusters that no target is in.
+    """Log-probabilities of the next token, and losses without those of clusters that no target is in.
 
-    The shortlist's softmax has one more column for each tail: log p(token) = log p(its tail) + log p(token | tail).
+    The shortlist's softmax has one more column for each tail: log p(token) = log p(its tail) + log p(token | tail). It
+    uses the embedding's matrices (`tie_weights`; else its own) and projections (`clusters.tied_projections`).
     """
 
     def __init__(self, clusters: Clusters, *, embedding: AdaptiveEmbedding, tie_weights: bool) -> None:
-        """Take the clusters and what may be tied.
-
-        Args:
-            clusters: of the vocabulary.
-            embedding: whose matrices (`tie_weights`) and projections (`clusters.tied_projections`) are used here too.
-            tie_weights: whether the matrices are; else the softmax has its own.
-        """
         super().__init__()
         self.clusters = clusters
         self._embedding = (embedding,)  # in a tuple: not a part of this module, whose weights it would count again
@@ -203,7 +193,7 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_bias = nn.Parameter(torch.zeros(len(clusters.tails)))
 
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
-        """Give log-probabilities (B, T, V), at least float32."""
+        """Return log-probabilities (B, T, V), at least float32."""
         shortlist = self.clusters.sizes[0]
         head = _log_softmax(_logits(self._projected(hidden_BTD, 0), self._head()))
         parts = [head[..., :shortlist]]
@@ -214,7 +204,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1) if len(parts) > 1 else head
 
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give losses (B, T) in nats in token order, at least float32; 0 where the target is -100."""
+        """Return losses (B, T) in nats in token order, at least float32; 0 where the target is -100."""
         hidden_RD, target_R = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         if not self.clusters.tails:
             (nll_R,) = softmax_losses([Softmax(self._projected(hidden_RD, 0), self._head(), target_R)])
@@ -253,14 +243,13 @@ class AdaptiveSoftmax(nn.Module):
         return torch.matmul(hidden, projection)
 
     def _cluster(self, number: int) -> Columns:
-        """Give the columns of a cluster's tokens."""
         tables = self.weights if len(self.weights) else self._embedding[0].softmax_tables
         if not self.clusters.one_table:
             return Columns(tables[number], self.biases[number], 0, self.clusters.sizes[number])
         return Columns(tables[0], self.biases[0], self.clusters.edges[number], self.clusters.edges[number + 1])
 
     def _head(self) -> tuple[Columns, ...]:
-        """Give the columns of the shortlist's tokens, followed by those of the tails as wholes."""
+        # the shortlist's tokens, followed by the tails as wholes
         if not self.clusters.tails:
             return (self._cluster(0),)
         return self._cluster(0), Columns(self.cluster_weight, self.cluster_bias, 0, len(self.clusters.tails))

@@ -88,7 +88,7 @@ def attention_mask(
     same_length: bool,
     resets_BT: Tensor | None,
 ) -> AttentionMask:
-    """Say for each query of the segment which keys of memory and segment it sees; itself always.
+    """Return for each query of the segment which keys of memory and segment it sees; itself always.
 
     Args:
         length_B: valid slots of each lane's memory, the newest ones.

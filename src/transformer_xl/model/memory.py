@@ -23,11 +23,8 @@ MemoryType = TypeVar("MemoryType", bound="Memory")
 class Memory(ABC):
     """What a model remembers of each lane, a frozen dataclass of tensors and plain values.
 
-    A kind of one's own is registered as `@register("memory", KIND)`, by which a checkpoint finds it again.
-
-    Attributes:
-        kind: the name that the class is registered by.
-        mem_len: capacity in tokens; the model reads it from here.
+    A class is registered as `@register("memory", KIND)`, by which a checkpoint finds it again. The model reads its
+    capacity in tokens, `mem_len`, from here.
     """
 
     kind: ClassVar[str]
@@ -48,7 +45,6 @@ class Memory(ABC):
         """Put the lanes of several memories of one model beside each other, in order."""
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the same memory on another device."""
         return self._changed(lambda tensor: tensor.to(device))
 
     def detach(self) -> Self:
@@ -94,7 +90,6 @@ class HiddenMemory(Memory):
 
     @property
     def slots(self) -> int:
-        """M."""
         return self.hidden_LBMD.shape[2]
 
     def lanes(self, lanes: slice) -> Self:
@@ -120,12 +115,7 @@ class HiddenMemory(Memory):
         return replace(self, hidden_LBMD=self.hidden_LBMD.masked_fill(beyond(self.length_B, slots=self.slots), 0))
 
     def after(self, inputs_LBTD: Sequence[Tensor], *, resets_BT: Tensor | None) -> Self:
-        """Return the newest layer inputs of memory and segment.
-
-        Args:
-            inputs_LBTD: for each layer, those of the segment.
-            resets_BT: tokens that begin a document; what lies before a lane's last one is forgotten.
-        """
+        """Return the newest layer inputs of memory and segment, those before a lane's last reset forgotten."""
         lanes, segment_len, width = inputs_LBTD[0].shape
         slots = min(self.mem_len, self.slots + segment_len)
         new = min(slots, segment_len)
@@ -191,10 +181,6 @@ def beyond(length_B: Tensor, *, slots: int) -> Tensor:
 
 
 def check_mem_len(mem_len: int) -> None:
-    """Refuse a capacity that no memory can have.
-
-    Raises:
-        ValueError: it is negative.
-    """
+    """Refuse a negative capacity."""
     if mem_len < 0:
         raise ValueError(f"mem_len is {mem_len}, and must be at least 0")

@@ -24,13 +24,7 @@ from transformer_xl.registry import register
 
 
 class Cell(NamedTuple):
-    """What makes one kind of cell.
-
-    Attributes:
-        network: its class in torch; in `RNN` it is a tanh.
-        states: K.
-        gates: D x D matrices for the input, and as many for the state.
-    """
+    """A kind of cell, of K states, with `gates` D x D matrices for the input and as many for the state."""
 
     network: type[nn.RNN | nn.GRU | nn.LSTM]
     states: int
@@ -56,14 +50,7 @@ class RecurrentLayer(nn.Module):
     def forward(
         self, input_BTD: Tensor, state_KBD: Tensor, pieces: Sequence[slice], resets_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Read a segment: its outputs (B, T, D) and the state after it (K, B, D).
-
-        Args:
-            input_BTD: of the segment.
-            state_KBD: before the segment.
-            pieces: where the segment is cut; a lane's reset always begins a piece.
-            resets_BT: tokens that are read from a state of zeros.
-        """
+        """Return a segment's outputs (B, T, D) and the state after it; a lane's reset always begins a piece."""
         outputs = []
         for piece in pieces:
             if resets_BT is not None:

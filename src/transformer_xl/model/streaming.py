@@ -9,7 +9,6 @@ C room for tokens, K kept tokens.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal, cast
@@ -20,13 +19,7 @@ from torch import Tensor
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.layers import DecoderLayer, ExtendKeyValue
 from transformer_xl.model.mask import attention_mask
-from transformer_xl.model.memory import (
-    HiddenMemory,
-    Memory,
-    beyond,
-    check_mem_len,
-    length_after,
-)
+from transformer_xl.model.memory import HiddenMemory, Memory, beyond, check_mem_len, length_after
 from transformer_xl.model.positions import Encoding
 from transformer_xl.model.transformer import Transformer
 
@@ -44,10 +37,7 @@ class KVCache:
         self._end = 0
 
     def append(self, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
-        """Write keys and values of new tokens; give them with the `keep` before them, (2, N, B, K + T, H), a view.
-
-        Nothing before these is read again.
-        """
+        """Write keys and values of new tokens; return them with the `keep` before them, a view."""
         tokens = key_value_2NBTH.shape[3]
         if self._buffer_2NBCH.dim() == 1 or self._end + tokens > self._buffer_2NBCH.shape[3]:
             self._make_room(key_value_2NBTH, keep=keep)
@@ -56,11 +46,10 @@ class KVCache:
         return self.newest(keep + tokens)
 
     def newest(self, count: int) -> Tensor:
-        """Give the last `count` keys and values (2, N, B, K, H), a view."""
+        """Return the last `count` keys and values (2, N, B, K, H), a view."""
         return self._buffer_2NBCH[:, :, :, self._end - count : self._end]
 
     def clear(self) -> None:
-        """Forget all."""
         self._end = 0
 
     def _make_room(self, like_2NBTH: Tensor, *, keep: int) -> None:
@@ -78,11 +67,12 @@ class KVCache:
         self._end = keep
 
 
-class Stream(ABC):
-    """A session that reads lanes piece by piece, and remembers what each has read.
+class Stream:
+    """A session that reads lanes piece by piece, and remembers what each has read in a memory of the model's own.
 
     Results are those of the model's own functions over its memory, as tensors without a graph. Weights must stay as
-    they are from the first piece to the last, and so must precision.
+    they are from the first piece to the last, and so must precision. Pieces may differ in length; a ValueError says
+    what the model cannot read, or that it is in training mode.
 
     Attributes:
         batch_size: B.
@@ -94,56 +84,40 @@ class Stream(ABC):
         self.batch_size = batch_size
         self.mem_len = mem_len
         self._model = model
+        self._memory = model.empty_memory(batch_size, mem_len)
+        self._forgotten: set[int] = set()
 
     @torch.no_grad()
     def log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
-        """Read the next tokens, and give log-probabilities (B, T, V) of the token after each.
+        """Read the next tokens, and return log-probabilities (B, T, V) of the token after each.
 
         Args:
-            tokens_BT: token ids, int64; T may differ from call to call.
+            tokens_BT: token ids, int64.
             resets_BT: True where a token begins a document and must see nothing before it.
-
-        Raises:
-            ValueError: the model is in training mode, or cannot read such tokens or lengths.
         """
         return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT))
 
     @torch.no_grad()
     def next_log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
-        """Read the next tokens, and give log-probabilities (B, V) of the token after the last of them.
-
-        Arguments and errors are those of `log_probs`, whose last position this is.
-        """
+        """Read the next tokens, and return log-probabilities (B, V) of the token after the last of them."""
         return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT)[:, -1:])[:, 0]
 
     @torch.no_grad()
     def nll(self, tokens_BT: Tensor, targets_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
-        """Read the next tokens, and give losses (B, T) in nats, 0 where the target is -100.
-
-        Args:
-            tokens_BT: token ids, int64; T may differ from call to call.
-            targets_BT: the next token of the same lane, -100 where it does not count.
-            resets_BT: True where a token begins a document and must see nothing before it.
-
-        Raises:
-            ValueError: the model is in training mode, or cannot read such tokens or lengths.
-        """
+        """Read the next tokens, and return losses (B, T) in nats, 0 where the target is -100."""
         return self._model.head_nll(self._hidden(tokens_BT, resets_BT), targets_BT)
 
     @torch.no_grad()
     def reset(self, lanes: Sequence[int] | slice | None = None) -> None:
-        """Forget what lanes have read.
-
-        Args:
-            lanes: their numbers, or a slice of them; None: all.
-        """
+        """Forget what lanes have read, named by numbers or a slice; None: all."""
         if lanes is None or isinstance(lanes, slice):
             lanes = range(self.batch_size)[lanes or slice(None)]
         self._forget(lanes)
 
-    @abstractmethod
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
+        self._memory = memory
+        self._forgotten.clear()
 
     def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         check_lanes(tokens_BT, self.batch_size, of="session", made_with="stream(model, batch_size={})")
@@ -151,28 +125,6 @@ class Stream(ABC):
         if any(module.training for module in self._model.children()):
             raise ValueError("a session needs weights that stay as they are: call eval() on the model first")
         return self._read(tokens_BT, resets_BT)
-
-    @abstractmethod
-    def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
-        """Give the last hidden states (B, T, D) of the next tokens."""
-
-    @abstractmethod
-    def _forget(self, lanes: Sequence[int]) -> None:
-        """Forget what some lanes have read."""
-
-
-class MemoryStream(Stream):
-    """A session that carries the model's own memory."""
-
-    def __init__(self, model: LanguageModel, *, batch_size: int, mem_len: int) -> None:
-        super().__init__(model, batch_size=batch_size, mem_len=mem_len)
-        self._memory = model.empty_memory(batch_size, mem_len)
-        self._forgotten: set[int] = set()
-
-    def start_from(self, memory: Memory) -> None:
-        """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
-        self._memory = memory
-        self._forgotten.clear()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         if self._forgotten:
@@ -195,9 +147,10 @@ class KeyValueStream(Stream):
 
     def __init__(self, model: Transformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
+        self._layers = cast("Sequence[DecoderLayer]", model.layers)
         self._reader: Transformer | None = None
         self._fixed_shapes = fixed_shapes
-        self._layers = [KVCache() for _ in model.layers]
+        self._caches = [KVCache() for _ in model.layers]
         self._encodings: Sequence[Encoding] = ()
         self._encoded = 0
         self._newest: tuple[int, Sequence[Encoding]] = 0, ()
@@ -206,15 +159,13 @@ class KeyValueStream(Stream):
 
     @torch.no_grad()
     def start_from(self, memory: Memory) -> None:
-        """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
         memory = of_kind(HiddenMemory, memory).zeroed()
         self._slots = min(memory.slots, self.mem_len)
         self._length_B = memory.length_B.clamp(max=self.mem_len)
-        layers = cast("Sequence[DecoderLayer]", self._model.layers)
-        for buffer, layer, hidden_BMD in zip(self._layers, layers, memory.hidden_LBMD, strict=True):
-            buffer.clear()
+        for cache, layer, hidden_BMD in zip(self._caches, self._layers, memory.hidden_LBMD, strict=True):
+            cache.clear()
             if self._slots:
-                buffer.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
+                cache.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
         self._zero_forgotten()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
@@ -235,7 +186,7 @@ class KeyValueStream(Stream):
         )
 
         def extend_kv(index: int, layer: DecoderLayer) -> ExtendKeyValue:
-            return partial(self._layers[index].append, keep=slots)
+            return partial(self._caches[index].append, keep=slots)
 
         if self._reader is None:  # not before the first piece: until then a model may be in training mode
             self._reader = model.with_prepacked_layers()
@@ -254,24 +205,23 @@ class KeyValueStream(Stream):
     def _fill_slots(self, like_B1D: Tensor) -> None:
         """Put zeros, which nobody sees, before what was read, so that there is a key for every slot."""
         missing = self.mem_len - self._slots
-        for buffer, layer in zip(self._layers, cast("Sequence[DecoderLayer]", self._model.layers), strict=True):
+        for cache, layer in zip(self._caches, self._layers, strict=True):
             like_2NB1H = layer.key_value(like_B1D)
-            kept = buffer.newest(self._slots).clone() if self._slots else None
-            buffer.clear()
-            buffer.append(like_2NB1H.new_zeros(*like_2NB1H.shape[:3], missing, like_2NB1H.shape[4]), keep=0)
+            kept = cache.newest(self._slots).clone() if self._slots else None
+            cache.clear()
+            cache.append(like_2NB1H.new_zeros(*like_2NB1H.shape[:3], missing, like_2NB1H.shape[4]), keep=0)
             if kept is not None:
-                buffer.append(kept, keep=missing)
+                cache.append(kept, keep=missing)
         self._slots = self.mem_len
 
     def _encodings_of(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
-        """Return each layer's encoding of positions, made anew only when there are more of them than ever before."""
         if keys != self._newest[0]:
             self._newest = keys, self._newest_encodings(keys=keys, like=like)
         return self._newest[1]
 
     def _newest_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
         position = self._model.position
-        if keys > self._encoded:
+        if keys > self._encoded:  # more than ever before
             self._encoded = min(keys + keys // 2, self.mem_len + 2 * like.shape[1])
             self._encodings = [
                 position.cached(encoding) for encoding in self._model.encodings(keys=self._encoded, like=like)
@@ -287,11 +237,11 @@ class KeyValueStream(Stream):
         self._zero_forgotten()
 
     def _zero_forgotten(self) -> None:
-        """Set to zero what lanes may not look at: weight 0 times an infinity or NaN would still spoil the sum."""
+        # what lanes may not look at: weight 0 times an infinity or NaN would still spoil the sum
         if self._slots:
             beyond_BM1 = beyond(self._length_B, slots=self._slots)
-            for buffer in self._layers:
-                buffer.newest(self._slots).masked_fill_(beyond_BM1, 0)
+            for cache in self._caches:
+                cache.newest(self._slots).masked_fill_(beyond_BM1, 0)
 
 
 def stream(
@@ -328,4 +278,4 @@ def stream(
     mem_len = model.mem_len if mem_len is None else mem_len
     if isinstance(reader, Transformer):
         return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len, fixed_shapes=fixed_shapes)
-    return MemoryStream(reader, batch_size=batch_size, mem_len=mem_len)
+    return Stream(reader, batch_size=batch_size, mem_len=mem_len)

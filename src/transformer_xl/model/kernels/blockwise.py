@@ -170,7 +170,7 @@ def _operands(
 
 
 def _heads_first(tensor_BSNH: Tensor) -> Tensor:
-    """Give (N, B, S, H) with all pairs of a head and a lane in one row."""
+    """Return (N, B, S, H) with all pairs of a head and a lane in one row."""
     tensor_NBSH = tensor_BSNH.permute(2, 0, 1, 3)
     heads, lanes, _, width = tensor_NBSH.shape
     head_stride, lane_stride, row_stride, _ = tensor_NBSH.stride()
@@ -179,7 +179,7 @@ def _heads_first(tensor_BSNH: Tensor) -> Tensor:
 
 
 def _attend(operands: _Operands, mask: AttentionMask, *, dropout: float) -> tuple[Tensor, list[Tensor]]:
-    """Give what queries attend to, and for each block which weights dropout kept."""
+    """Return what queries attend to, and for each block which weights dropout kept."""
     heads, lanes, queries, _ = operands.query_NBTH.shape
     attended_NBTH = operands.value_NBSH.new_empty(heads, lanes, queries, operands.value_NBSH.shape[-1])
     weights, distances = _Scratch(attended_NBTH), _Scratch(attended_NBTH)
@@ -204,7 +204,7 @@ def _gradients(
     kept: Sequence[Tensor],
     dropout: float,
 ) -> tuple[Tensor, ...]:
-    """Give the gradients of queries, keys and values; where scores know distances, of u, v and positions too."""
+    """Return the gradients of queries, keys and values; where scores know distances, of u, v and positions too."""
     positions = operands.positions
     to_query = torch.empty_like(operands.query_NBTH)
     to_key, to_value = (
@@ -273,7 +273,7 @@ def _blocks(shape: torch.Size, mask: AttentionMask, at_once: Callable[[int, int]
 
 
 def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _Scratch) -> Tensor:
-    """Give a block's attention weights (p, t, s) before dropout."""
+    """Return a block's attention weights (p, t, s) before dropout."""
     query_ptH, key_psH = block.of_queries(operands.query_NBTH), block.of_keys(operands.key_NBSH)
     pairs, queries, keys = len(query_ptH), query_ptH.shape[1], key_psH.shape[1]
     score_pts = weights(pairs, queries, keys)
@@ -289,7 +289,7 @@ def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _
 
 
 def _by_distance(score_pts: Tensor, block: _Block, distances: _Scratch) -> Tensor:
-    """Give gradients of scores by distance (n, b t, r), 0 where a distance has no key."""
+    """Return gradients of scores by distance (n, b t, r), 0 where a distance has no key."""
     pairs, queries, keys = score_pts.shape
     by_distance_pa = distances(pairs, queries * (keys + 1))
     by_distance_pa[:, : queries - 1] = 0
@@ -348,7 +348,7 @@ def _attend_forward(
 
 
 def _products(query_pqH: Tensor, key_prH: Tensor, *, alone: bool) -> Tensor:
-    """Give each pair's products (p, q, r); `alone`: of one pair, large ones."""
+    """Return each pair's products (p, q, r); `alone`: of one pair, large ones."""
     if alone:
         return onednn_linear(query_pqH[0], key_prH[0])[None]
     if query_pqH.shape[1] > 1:

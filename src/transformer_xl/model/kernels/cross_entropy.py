@@ -50,28 +50,22 @@ class Softmax(NamedTuple):
 
 
 def softmax_losses(softmaxes: Sequence[Softmax]) -> tuple[Tensor, ...]:
-    """Give for each softmax its losses (R,) in nats, at least float32; 0 where the target is -100."""
-    inputs: list[Tensor] = []
+    """Return for each softmax its losses (R,) in nats, at least float32; 0 where the target is -100."""
+    inputs: dict[int, Tensor] = {}
+    places: dict[int, int] = {}
 
     def place_of(tensor: Tensor) -> int:
-        for place, known in enumerate(inputs):
-            if known is tensor:
-                return place
-        inputs.append(tensor)
-        return len(inputs) - 1
+        inputs[id(tensor)] = tensor
+        return places.setdefault(id(tensor), len(places))
 
-    placed = [
-        _Placed(
-            hidden=place_of(softmax.hidden_RD),
-            columns=[
-                (place_of(columns.table_VD), place_of(columns.bias_V), slice(columns.start, columns.stop))
-                for columns in softmax.columns
-            ],
-            target_R=softmax.target_R,
-        )
-        for softmax in softmaxes
-    ]
-    losses: tuple[Tensor, ...] = _SoftmaxLosses.apply(placed, *inputs)  # type: ignore[no-untyped-call]
+    placed = []
+    for softmax in softmaxes:
+        hidden = place_of(softmax.hidden_RD)
+        columns = [
+            (place_of(part.table_VD), place_of(part.bias_V), slice(part.start, part.stop)) for part in softmax.columns
+        ]
+        placed.append(_Placed(hidden, columns, softmax.target_R))
+    losses: tuple[Tensor, ...] = _SoftmaxLosses.apply(placed, *inputs.values())  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -83,19 +77,17 @@ class _Placed(NamedTuple):
     target_R: Tensor
 
     @property
-    def right_columns(self) -> Tensor:
-        """The right columns (R, 1); 0 where none counts."""
+    def right_columns(self) -> Tensor:  # (R, 1); 0 where none counts
         return torch.where(self.target_R == NOT_COUNTED, 0, self.target_R)[:, None]
 
-    def parts(self) -> Iterator[slice]:
-        """Cut the rows into parts that have not too many logits."""
+    def parts(self) -> Iterator[slice]:  # rows that have not too many logits
         rows = len(self.target_R)
         rows_at_once = max(1, LOGITS_AT_ONCE // sum(columns.stop - columns.start for _, _, columns in self.columns))
         for start in range(0, max(rows, 1), rows_at_once):
             yield slice(start, min(start + rows_at_once, rows))
 
     def logits(self, inputs: Sequence[Tensor], part: slice, dtype: torch.dtype) -> Tensor:
-        """Give the logits (r, C) of some rows, of products in `dtype`, at least float32."""
+        # (r, C) of some rows, of products in `dtype`, at least float32
         hidden_rD = inputs[self.hidden][part].to(dtype)
         pieces = list(self._pieces(inputs, dtype))
         logits_rC = hidden_rD.new_empty(len(hidden_rD), pieces[-1].place.stop, dtype=_precise(dtype))
@@ -107,7 +99,7 @@ class _Placed(NamedTuple):
     def write_gradients(
         self, grad_rC: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor], part: slice, dtype: torch.dtype
     ) -> None:
-        """Write what some rows' logits pass on; to tables and biases the first part writes, and others add."""
+        # what some rows' logits pass on; to tables and biases the first part writes, and others add
         hidden_rD, to_hidden_rD = inputs[self.hidden][part].to(dtype), gradients[self.hidden][part]
         sum_rD = to_hidden_rD.to(_precise(dtype))
         for table, bias, rows, place in self._pieces(inputs, dtype):
@@ -120,7 +112,7 @@ class _Placed(NamedTuple):
             to_hidden_rD.copy_(sum_rD)
 
     def _pieces(self, inputs: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Piece]:
-        """Cut the columns where they are rounded to another type on a CPU: its cache is to hold the copies."""
+        # cut where they are rounded to another type on a CPU, whose cache is to hold the copies
         stop = 0
         for table, bias, columns in self.columns:
             is_cut = inputs[table].dtype != dtype and inputs[table].device.type == "cpu"
@@ -132,12 +124,10 @@ class _Placed(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Neighbouring columns: the places of their table and biases among the inputs, their rows there, and themselves."""
-
-    table: int
+    table: int  # places among the inputs
     bias: int
-    rows: slice
-    place: slice
+    rows: slice  # of the table
+    place: slice  # among a softmax's columns
 
 
 class _SoftmaxLosses(torch.autograd.Function):
@@ -221,14 +211,14 @@ def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -
 
 
 class SharedTable(NamedTuple):
-    """A table twice, once for each use."""
+    """A table that looks tokens up and is a matrix of the softmax too: left alone, each use makes a whole gradient."""
 
     for_lookup: Tensor
     for_softmax: Tensor
 
 
 def shared_table(table: Tensor) -> SharedTable:
-    """Give a table for both uses; what a lookup passes back as a sparse gradient is added to the softmax's in place."""
+    """Return a table for both uses; a lookup's sparse gradient is added to the softmax's in place."""
     return SharedTable(*_Shared.apply(table))  # type: ignore[no-untyped-call]
 
 

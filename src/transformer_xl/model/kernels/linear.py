@@ -41,26 +41,17 @@ FEW_ROWS = 512
 
 
 def use_onednn(left: Tensor, right: Tensor) -> bool:
-    """Say whether the product of `left` (R, I) and `right` transposed (O, I) is faster by oneDNN than as torch has it.
-
-    Leading dimensions of `left` count as rows.
-    """
+    """Return whether the product of `left` (..., I) and `right` transposed (O, I) is faster by oneDNN."""
     return left.numel() * right.shape[0] >= _WORTH_A_CALL and supports(left, right)
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Say whether products of these in float32 can be done here."""
+    """Return whether products of these in float32 can be done here."""
     return _ON_X86 and bool(torch.backends.mkldnn.enabled) and is_float32_cpu(*tensors)
 
 
 def onednn_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Give what `functional.linear` does: (R, O); leading dimensions stay.
-
-    Args:
-        input_RI: float32, or the weight's type.
-        weight_OI: as it is, or as `pack_weight` gives it.
-        bias_O: of the weight's type.
-    """
+    """Return what `functional.linear` does, of a weight as it is or as `pack_weight` returns it."""
     # an input that does not lie row behind row would be read a number at a time
     output_RO: Tensor = _LINEAR(input_RI.contiguous(), weight_OI, bias_O, "none", [], "")
     return output_RO
@@ -84,7 +75,7 @@ def write_tall_product(target_OI: Tensor, left_OR: Tensor, right_RI: Tensor) -> 
 
 
 def rows_to_add(rows: int) -> int:
-    """Say how many rows to add, so that products have few different numbers of them.
+    """Return how many rows to add, so that products have few different numbers of them.
 
     The library keeps code of its own for each number that it has met, and megabytes beside it.
     """
@@ -92,7 +83,7 @@ def rows_to_add(rows: int) -> int:
 
 
 def can_be_packed(weight_OI: Tensor, dtype: torch.dtype) -> bool:
-    """Say whether products of few rows with a weight in that type gain from `pack_weight`."""
+    """Return whether products of few rows with a weight in that type gain from `pack_weight`."""
     in_type = (dtype == torch.float32 and _ON_X86) or (dtype == torch.bfloat16 and _IN_BFLOAT16)
     in_use = bool(torch.backends.mkldnn.enabled) and not torch.compiler.is_compiling()
     return in_type and in_use and weight_OI.device.type == "cpu" and weight_OI.numel() >= _WORTH_A_LAYOUT
@@ -105,7 +96,7 @@ def pack_weight(weight_OI: Tensor, *, rows: int) -> Tensor:
 
 
 def is_float32_cpu(*tensors: Tensor) -> bool:
-    """Say whether products of these are computed in float32 on a CPU, and not in code that is compiled."""
+    """Return whether products of these are computed in float32 on a CPU, and not in code that is compiled."""
     of_type = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
     return of_type and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
 
@@ -118,12 +109,11 @@ class Linear(nn.Linear):
     """`nn.Linear`, its products in float32 on a CPU by what is fastest there; see `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Give (..., O) for (..., I)."""
         return linear(input, self.weight, self.bias)
 
 
 def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """Give (..., O) for (..., I), as `functional.linear` does, faster for many rows and for one."""
+    """Return what `functional.linear` does, faster for many rows and for one."""
     if input.numel() == weight_OI.shape[1] and not torch.is_grad_enabled() and is_float32_cpu(input, weight_OI):
         return _gemv(input, weight_OI, bias_O)
     if use_onednn(input, weight_OI):
@@ -179,11 +169,10 @@ class PackedLinear(nn.Module):
         self._bias: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        """Give a layer of copied weights, which lays them out for itself: what is laid out cannot be copied."""
+        # what is laid out cannot be copied
         return PackedLinear(copy.deepcopy(self._linear, memo))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Give (..., O) for (..., I)."""
         linear = self._linear
         is_cast = torch.is_autocast_enabled("cpu") and linear.weight.dtype != torch.float64
         dtype = torch.get_autocast_dtype("cpu") if is_cast else linear.weight.dtype
@@ -200,10 +189,9 @@ class PackedLinear(nn.Module):
 
 
 def prepack(module: M) -> M:
-    """Give a module for reading alone, under weights and in a mode that stay as they are: its parameters are shared.
+    """Return a module for reading alone, under weights and in a mode that stay as they are; its parameters are shared.
 
-    Where a linear layer of it reads few rows at a time, a copy of its weight is kept in the order that they read
-    fastest.
+    Linear layers that read few rows at a time keep a copy of their weight in the order that these read fastest.
     """
     twin = copy.copy(module)
     twin._modules = {

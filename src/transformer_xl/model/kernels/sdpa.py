@@ -78,18 +78,8 @@ def masked_sdpa(
     """Call torch's attention with a mask, by any of its kernels but cuDNN's.
 
     On recent GPUs torch prefers cuDNN's, which has no gradient of an additive mask, and whose gradient of the queries
-    was NaN in some releases at the sizes of published recipes (pytorch/pytorch#196678).
-
-    Args:
-        query_BNTH: queries.
-        key_BNSH: keys.
-        value_BNSH: values.
-        mask: (B, 1 or N, T, S), True where a key is seen, or what is added to scores, in the queries' type.
-        dropout: probability with which an attention weight is dropped.
-        scale: of the products of queries and keys; None: 1 / sqrt(H).
-
-    Returns:
-        (B, N, T, H).
+    was NaN in some releases at the sizes of published recipes (pytorch/pytorch#196678). The mask (B, 1 or N, T, S) is
+    True where a key is seen, or what is added to scores, in the queries' type; `scale` None is 1 / sqrt(H).
     """
     with sdpa_kernel(_KERNELS) if query_BNTH.is_cuda else nullcontext():
         return functional.scaled_dot_product_attention(
@@ -98,7 +88,7 @@ def masked_sdpa(
 
 
 def _position_bias(scaled_BTNH: Tensor, *, position_RNH: Tensor, visible_BTS: Tensor) -> Tensor:
-    """Give each key's score by distance, -inf where it is hidden: (B, N, T, S), rows Z numbers apart in memory."""
+    """Return each key's score by distance, -inf where it is hidden: (B, N, T, S), rows Z numbers apart in memory."""
     spare = -visible_BTS.shape[-1] % _MULTIPLE
     if spare:
         position_RNH = functional.pad(position_RNH, (0, 0, 0, 0, 0, spare))
@@ -110,7 +100,7 @@ def _position_bias(scaled_BTNH: Tensor, *, position_RNH: Tensor, visible_BTS: Te
 
 
 def _heads_first(per_head: Tensor) -> Tensor:
-    """Give (B, N, length, width), the width filled up with zeros, which add nothing to a product."""
+    """Return (B, N, length, width), the width filled up with zeros, which add nothing to a product."""
     missing = -per_head.shape[-1] % _MULTIPLE
     padded = functional.pad(per_head, (0, missing)) if missing else per_head
     return padded.transpose(1, 2)

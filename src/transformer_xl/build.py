@@ -36,14 +36,10 @@ from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
 from transformer_xl.settings import plain, replace
-from transformer_xl.training.callbacks.checkpoint import Checkpoints
-from transformer_xl.training.callbacks.progress import ProgressDisplay
-from transformer_xl.training.callbacks.recorder import Recorder
-from transformer_xl.training.callbacks.sample import Samples
-from transformer_xl.training.callbacks.weight_average import WeightAverage
-from transformer_xl.training.checkpoint_file import CheckpointFile
-from transformer_xl.training.figures import StepFigures
+from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage
+from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
 from transformer_xl.training.module import LanguageModule, TrainNll
+from transformer_xl.training.recorder import Recorder, StepFigures
 from transformer_xl.training.stopping import Stops, leave_signals_alone
 
 PROMPT_TOKENS = 64

@@ -36,9 +36,8 @@ from transformer_xl.run_folder import (
     write_config,
 )
 from transformer_xl.settings import parse, plain, replace
-from transformer_xl.training import loggers as monitors
-from transformer_xl.training.callbacks.checkpoint import validation_is_due
-from transformer_xl.training.checkpoint_file import LAST, step_checkpoints
+from transformer_xl.training import wandb as monitors
+from transformer_xl.training.checkpoint import LAST, step_checkpoints, validation_is_due
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.stopping import StopSignals, stopped_by
 

@@ -37,10 +37,10 @@ from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Identity
-from transformer_xl.training.loggers import finish, open_wandb
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, parameter_groups
 from transformer_xl.training.stopping import StopSignals
+from transformer_xl.training.wandb import finish, open_wandb
 
 WINDOW = 10
 """Steps: one writing of the log each."""

@@ -164,8 +164,8 @@ def _count_moments(counter: _Counter) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from transformer_xl.training.callbacks.recorder import Recorder
     from transformer_xl.training.module import LanguageModule
+    from transformer_xl.training.recorder import Recorder
 
     counter.around(LanguageModule, "on_train_batch_start", "batch")
     for name in ("training_step", "validation_step", "test_step"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.training.metrics_file import MetricsFile
+from transformer_xl.training.recorder import MetricsFile
 
 
 def line(step: int, name: str = "train/loss") -> bytes:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import Outcome, read_values
 from transformer_xl.data.stream import Batch
-from transformer_xl.training.checkpoint_file import CheckpointFile
-from transformer_xl.training.metrics_file import MetricsFile
+from transformer_xl.training.checkpoint import CheckpointFile
 from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.recorder import MetricsFile
 
 Run = Callable[..., Outcome]
 OF_THE_MACHINE = {"tokens_per_second", "mfu", "memory_process_peak_bytes", "memory_device_peak_bytes"}

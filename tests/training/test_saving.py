@@ -22,7 +22,7 @@ from transformer_xl import run
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
-from transformer_xl.training.checkpoint_file import CheckpointFile, link
+from transformer_xl.training.checkpoint import CheckpointFile, link
 
 Run = Callable[..., Outcome]
 EACH_STEP = ["callbacks.checkpoint.every_n_train_steps=1", "scheduler.total_steps=6"]
@@ -262,7 +262,7 @@ UNREAD = ("loops", "validate_loop"), ("loops", "test_loop"), ("loops", "predict_
 WRAPPER = """
 import os, resource, signal, sys, torch
 from pathlib import Path
-from transformer_xl.training import checkpoint_file
+from transformer_xl.training import checkpoint as checkpoint_file
 
 calls = {"save": 0, "replace": 0, "link": 0}
 event, number, action = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -419,7 +419,7 @@ def test_two_processes_end_when_the_first_cannot_save(text_file: Path, tmp_path:
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(
         "import os, resource, sys\n"
-        "from transformer_xl.training.checkpoint_file import CheckpointFile as F\n"
+        "from transformer_xl.training.checkpoint import CheckpointFile as F\n"
         "def save(self, checkpoint, path, storage_options=None, save=F.save_checkpoint):\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
         "    save(self, checkpoint, path)\n"

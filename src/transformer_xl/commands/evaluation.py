@@ -30,8 +30,8 @@ from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.run_folder import Identity, SavedConfig, Summary, read_config, read_identity, refuse_if_in_use, slug
 from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
-from transformer_xl.training import loggers as monitors
-from transformer_xl.training import names
+from transformer_xl.training import metrics
+from transformer_xl.training import wandb as monitors
 
 RECORD = "evaluation.json"
 _FORMAT = 1
@@ -417,7 +417,7 @@ def publish(row: Row) -> str:
     )
     figures = {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
     values = {
-        f"{names.EVALUATION}/{row.split}/{name}": value for name, value in figures.items() if math.isfinite(value)
+        f"{metrics.EVALUATION}/{row.split}/{name}": value for name, value in figures.items() if math.isfinite(value)
     }
     try:
         if monitor.logger is not None:

@@ -32,11 +32,11 @@ from transformer_xl.run import Run
 from transformer_xl.run_folder import Summary, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, Unit, in_words
 from transformer_xl.settings import plain, replace
-from transformer_xl.training import loggers as monitors
-from transformer_xl.training import names
-from transformer_xl.training.callbacks.checkpoint import validation_is_due
-from transformer_xl.training.loggers import UPLOAD_WITH, optional
+from transformer_xl.training import metrics
+from transformer_xl.training import wandb as monitors
+from transformer_xl.training.checkpoint import validation_is_due
 from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.wandb import UPLOAD_WITH, optional
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.04
@@ -264,11 +264,11 @@ class FinalReport:
     def _split_rows(self, which: str, step: int) -> list[Row]:
         """Score validation and test, on all processes."""
         rows, lengths, scores = [], self.run.config.eval, self.module.scores
-        if self.length.validate_every is not None and names.VALIDATION not in scores:
+        if self.length.validate_every is not None and metrics.VALIDATION not in scores:
             # the run stopped after its last step
             self.trainer.validate(self.module, datamodule=self.data, verbose=False)
-        if names.VALIDATION in scores:
-            score = scores[names.VALIDATION]
+        if metrics.VALIDATION in scores:
+            score = scores[metrics.VALIDATION]
             label = "validation" if step == self.trainer.global_step else f"validation (best, step {step})"
             loss = self.parts.checkpoints.best_score if which == "best" else score.loss
             rows.append(Row(label, "valid", Score(loss, score.tokens), lengths))
@@ -278,7 +278,7 @@ class FinalReport:
         if self.length.limit_test != 0:
             self.run.say(f"test     {self.corpus.counts()['test']:,} tokens")
             self.trainer.test(self.module, datamodule=self.data, verbose=False)
-            rows.append(Row("test", "test", scores[names.TEST], lengths))
+            rows.append(Row("test", "test", scores[metrics.TEST], lengths))
             self._add_metric("test", rows[-1], which)
         return rows
 
@@ -352,7 +352,7 @@ class FinalReport:
     def _add_speed(self) -> None:
         """Keep the middle of training's speeds: the first are slowed by warming up."""
         config = self.run.config
-        speeds = logged_values(self.run.folder / "metrics.jsonl", names.TOKENS_PER_SECOND)
+        speeds = logged_values(self.run.folder / "metrics.jsonl", metrics.TOKENS_PER_SECOND)
         if speeds:
             self.run.summary.metrics["train"] = {
                 "tokens_per_second": statistics.median(speed for _, speed in speeds),
@@ -373,7 +373,7 @@ class FinalReport:
                 picture = draw_losses(self.run.folder, self.corpus)
                 step = self.trainer.global_step
                 monitors.log_picture(
-                    self.trainer.loggers, key="loss_curve", step=step, path=picture, axis=names.STEP_AXIS
+                    self.trainer.loggers, key="loss_curve", step=step, path=picture, axis=metrics.STEP_AXIS
                 )
                 say(f"\nLoss curve: {shown(picture)}")
         say("Next:" if has_trained else "\nNext:")
@@ -468,8 +468,8 @@ def draw_losses(folder: Path, corpus: Dataset) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    train = logged_values(folder / "metrics.jsonl", names.TRAIN_LOSS)
-    val = logged_values(folder / "metrics.jsonl", f"{names.VALIDATION}/{names.LOSS}")
+    train = logged_values(folder / "metrics.jsonl", metrics.TRAIN_LOSS)
+    val = logged_values(folder / "metrics.jsonl", f"{metrics.VALIDATION}/{metrics.LOSS}")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     unit = unit_of(corpus, "train")
     values = [unit.of(loss) for _, loss in train]

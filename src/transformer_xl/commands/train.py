@@ -106,7 +106,7 @@ def _fit(
 ) -> None:
     from transformer_xl.commands.report import worded
     from transformer_xl.devices import keep_freed_memory
-    from transformer_xl.training import names
+    from transformer_xl.training import metrics
 
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
@@ -115,7 +115,7 @@ def _fit(
     run.initial_weights = run.state = None  # what was copied, and what Lightning reads again, need not be kept
     if begins_trained and length.validate_every is not None:
         trainer.validate(module, datamodule=data, verbose=False)
-        start = worded(module.scores[names.VALIDATION], corpus, split="valid")
+        start = worded(module.scores[metrics.VALIDATION], corpus, split="valid")
         run.say(f"start    {start} on the validation split")
     if length.max_steps > 0:
         trainer.fit(module, datamodule=data, ckpt_path=run.checkpoint, weights_only=True)

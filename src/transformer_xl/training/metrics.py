@@ -1,4 +1,4 @@
-"""Token losses summed over batches, devices and processes, divided once."""
+"""Names of what is logged, and token losses summed over batches, devices and processes, divided once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,24 @@ from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.scores import Score
+
+TRAIN_LOSS = "train/loss"
+GRADIENT_NORM = "train/grad_norm"
+CLIPPED_SHARE = "train/clipped_share"
+LEARNING_RATE = "lr"
+VALIDATION = "val"
+TEST = "test"
+SPLITS = {VALIDATION: "valid", TEST: "test"}
+EVALUATION = "evaluation"
+LOSS = "loss"
+MEMORY_GAIN = "val/memory_gain"
+TOKENS_PER_SECOND = "tokens_per_second"
+MFU = "mfu"
+PROCESS_MEMORY = "memory_process_peak_bytes"
+DEVICE_MEMORY = "memory_device_peak_bytes"
+SAMPLES = "samples"
+STEP_AXIS = "trainer/global_step"
+TOKEN_AXIS = "tokens"
 
 
 class TokenLoss(Metric):

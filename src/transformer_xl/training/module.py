@@ -23,7 +23,7 @@ from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.registry import lookup
 from transformer_xl.scores import Score
 from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse, plain
-from transformer_xl.training import names
+from transformer_xl.training import metrics
 from transformer_xl.training.metrics import MemoryGain, TokenLoss
 from transformer_xl.training.optim import Schedule, clip_by_norm, make_optimizer, make_schedule, parameter_groups
 
@@ -232,7 +232,7 @@ class LanguageModule(LightningModule):
         if batch.counted:
             # of this process's lanes where there are several: the mean over all would make it wait at each step
             loss = nll_sum * (self.trainer.world_size / batch.counted)
-            self.log(names.TRAIN_LOSS, loss, on_step=True, on_epoch=False, logger=self.logs, batch_size=1)
+            self.log(metrics.TRAIN_LOSS, loss, on_step=True, on_epoch=False, logger=self.logs, batch_size=1)
         self._set_lr(batch.step + 1)  # now, so that callbacks find it where the next step begins
 
     def on_validation_epoch_start(self) -> None:
@@ -248,7 +248,7 @@ class LanguageModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Compute the validation loss over all processes, and tell the schedule."""
-        score = self._end_evaluation(names.VALIDATION, self.val_metric)
+        score = self._end_evaluation(metrics.VALIDATION, self.val_metric)
         self.memory_gain = self._gain_metric.gain()
         if self._is_validation_of_training:
             self.schedule.validated(score.loss)
@@ -268,7 +268,7 @@ class LanguageModule(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Compute the test loss over all processes."""
-        self._end_evaluation(names.TEST, self.test_metric)
+        self._end_evaluation(metrics.TEST, self.test_metric)
 
     def _start_evaluation(self, metric: TokenLoss) -> None:
         metric.reset()
@@ -292,10 +292,10 @@ class LanguageModule(LightningModule):
         score = metric.score()
         self.scores[stage] = score
         self._eval_session = None
-        figures = {names.LOSS: score.loss}
+        figures = {metrics.LOSS: score.loss}
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None:
-            figures |= datamodule.unit(names.SPLITS[stage]).figures(score.loss)
+            figures |= datamodule.unit(metrics.SPLITS[stage]).figures(score.loss)
         for name, value in figures.items():
             self.log(f"{stage}/{name}", value, logger=self.logs, rank_zero_only=False, sync_dist=True)
         return score

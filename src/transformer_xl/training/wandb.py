@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
 from transformer_xl.errors import Stopped, UserError, first_line
-from transformer_xl.training import names
+from transformer_xl.training import metrics
 
 UPLOAD_WITH = "upload with: "
 """What stands before the command in a `Monitor`'s line."""
@@ -140,7 +140,7 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
             entry = json.loads(line)
             if not after < entry["step"] <= until or entry["value"] is None:
                 continue
-            steps.setdefault(entry["step"], {names.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]
+            steps.setdefault(entry["step"], {metrics.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]
             if len(steps) > _STEPS_LOGGED_AGAIN:
                 del steps[next(iter(steps))]
     for step, values in steps.items():
@@ -173,8 +173,8 @@ def _open(
             silent=True, console="off", init_timeout=max(1.0, timeout), disable_git=True, x_disable_meta=True
         ),
     )
-    run.define_metric(names.STEP_AXIS)
-    run.define_metric("*", step_metric=names.STEP_AXIS, step_sync=True)
+    run.define_metric(metrics.STEP_AXIS)
+    run.define_metric("*", step_metric=metrics.STEP_AXIS, step_sync=True)
     return WandbLogger(experiment=run, save_dir=folder)
 
 

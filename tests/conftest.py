@@ -118,7 +118,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_run(text_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """Give a function that trains at toy size in this process and returns what the run left."""
     from transformer_xl.commands import cli
-    from transformer_xl.commands.train import _train_by_command as train
+    from transformer_xl.commands.train import train_by_command as train
 
     def run(*overrides: str, name: str = "run", base: bool = True) -> Outcome:
         folder = tmp_path / name

@@ -18,7 +18,7 @@ from tests.model.kinds import model_of
 from transformer_xl.commands import cli, evaluation
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.models import find_models
-from transformer_xl.commands.train import _train_by_command as train
+from transformer_xl.commands.train import train_by_command as train
 from transformer_xl.inference import plots
 from transformer_xl.interop.native import save_model
 from transformer_xl.model.base import Context

@@ -18,7 +18,7 @@ import yaml
 
 from tests.conftest import Outcome, read_values, run_training, start_training, tiny_overrides
 from transformer_xl.commands import cli
-from transformer_xl.commands.train import train
+from transformer_xl.commands.train import train_by_command as train
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]

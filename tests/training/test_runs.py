@@ -518,7 +518,7 @@ def test_a_run_in_an_oddly_named_folder_goes_on(
 ) -> None:
     from transformer_xl.commands import cli
     from transformer_xl.commands.cli import quote
-    from transformer_xl.commands.train import train
+    from transformer_xl.commands.train import train_by_command as train
 
     folder = tmp_path / name
     first = [*tiny_overrides(text_file, tmp_path), "scheduler.total_steps=6", "trainer.max_steps=3"]

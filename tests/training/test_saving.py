@@ -298,7 +298,7 @@ def link(source, target, link=os.link):
 
 torch.save, os.replace, os.link = save, replace, link
 from transformer_xl.commands import cli
-from transformer_xl.commands.train import train
+from transformer_xl.commands.train import train_by_command as train
 raise SystemExit(cli.run("train", train, sys.argv[4:]))
 """
 
@@ -425,7 +425,7 @@ def test_two_processes_end_when_the_first_cannot_save(text_file: Path, tmp_path:
         "    save(self, checkpoint, path)\n"
         "F.save_checkpoint = save\n"
         "from transformer_xl.commands import cli\n"
-        "from transformer_xl.commands.train import train\n"
+        "from transformer_xl.commands.train import train_by_command as train\n"
         "raise SystemExit(cli.run('train', train))\n"
     )
     done = subprocess.run(

@@ -35,7 +35,7 @@ def main() -> None:
     go_on_without_screen()
     with contextlib.suppress(Exception):  # where there is no screen
         faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
-    sys.exit(cli.run("train", _train_by_command))
+    sys.exit(cli.run("train", train_by_command))
 
 
 def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:
@@ -57,7 +57,8 @@ def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:
     return _train(lambda: (config, Command()), callbacks)
 
 
-def _train_by_command(call: cli.Call) -> None:
+def train_by_command(call: cli.Call) -> None:
+    """Train the run that a command line asks for."""
     from transformer_xl.run import Command  # takes seconds, which `--help` need not wait for
 
     def ask() -> tuple[Config, Command]:

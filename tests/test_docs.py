@@ -20,7 +20,7 @@ GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()} | {"model/posit
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir"}
 MISSPELT = {"model.n_layr"}
 OF_FILES = (".py", ".md", ".yaml", ".txt", ".json", ".jsonl", ".pt", ".ckpt", ".safetensors", ".vocabulary")
-OWN_CHOICES = {"linear", "lion", "lion_small", "sentences"}
+OWN_CHOICES = {"alibi", "linear", "lion", "lion_small", "sentences"}
 """Which the pages themselves add."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

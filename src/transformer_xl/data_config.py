@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -105,6 +105,9 @@ class CorpusConfig(StoredConfig):
 
 class CountedConfig(CorpusConfig):
     """A text whose vocabulary may be cut: of words and characters by count, of sub-words by size."""
+
+    base: ClassVar[str] = "_text"
+    """The file of `conf/data/` that a corpus from outside begins from."""
 
     min_count: Count
     max_size: Count | None

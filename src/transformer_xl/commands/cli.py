@@ -505,8 +505,9 @@ def _store_parts(call: Call) -> None:
     for kind, group in _GROUPS.items():
         for entry in registry.outside(kind):
             node: dict[str, Any] = {"kind": entry.name} | (defaults(entry.config) if entry.config is not None else {})
-            if (call.config_dir / group / "_base.yaml").is_file():
-                node = {"defaults": ["_base", "_self_"], **node}
+            base = getattr(entry.config, "base", "_base")
+            if (call.config_dir / group / f"{base}.yaml").is_file():
+                node = {"defaults": [base, "_self_"], **node}
             store.store(group=group, name=entry.name, node=node, provider="plugins")
             models += [entry.name] if kind == "model" else []
     for model in models:

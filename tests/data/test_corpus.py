@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.data import build as building
-from transformer_xl.data import corpus, flat, text
+from transformer_xl.data import corpus, files, flat
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.lanes import CorpusLanes
@@ -240,11 +240,11 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
 lines = []
-rename = building._rename
+rename = building.put_in_place
 def late(*arguments, **named):
     time.sleep(0.5)  # the others come meanwhile
     rename(*arguments, **named)
-building._rename = late
+building.put_in_place = late
 found = building.open_corpus(config, announce=lines.append, seed=0)
 print(sum(int(tokens[:].sum()) for tokens in found.splits.values()), found.fingerprint)
 print(json.dumps(lines), file=sys.stderr)
@@ -275,7 +275,7 @@ with locked(pathlib.Path(config.path).with_name("lock"), say, "I wait"):
     assert lines == []
 
 
-@pytest.mark.parametrize("at", ["_write_sidecar", "_rename", "_sha256"])
+@pytest.mark.parametrize("at", ["_write_sidecar", "put_in_place", "file_sha256"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
     code = (
         f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\nbuilding.open_corpus(config, announce=print, seed=0)"
@@ -304,7 +304,7 @@ def test_a_source_that_changes_during_the_build_is_refused(
         os.utime(tmp_path / "a.txt", (3, 3))
         return "00"
 
-    monkeypatch.setattr(building, "_sha256", touching)
+    monkeypatch.setattr(building, "file_sha256", touching)
     with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
         opened(config)
     assert left(config) == []
@@ -422,7 +422,7 @@ def test_memory_does_not_grow_with_the_text(
     tokenizer: Tokenizer, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat, "WINDOW", 1 << 14)
-    monkeypatch.setattr(text, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(flat, "SEARCHED", 1 << 14)
     monkeypatch.setattr(building, "_SAMPLE", 1 << 14)
     config = replace(config, tokenizer=tokenizer)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.data.mirror_server import MirrorServer, serving
-from transformer_xl.data.corpora import PUBLISHED, Sources, published_sources
+from transformer_xl.data.corpora import PUBLISHED, published_sources
 from transformer_xl.data.download import HubFolder, WebFile
+from transformer_xl.data.files import Sources
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError
 from transformer_xl.settings import plain, replace

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data import build, flat, token_ids
+from transformer_xl.data import encode, flat, token_ids
 from transformer_xl.data.characters import ByteTokenizer
-from transformer_xl.data.corpora import Cut
+from transformer_xl.data.files import Cut, Source, describe
 from transformer_xl.data.flat import Flat, Range, split_documents, windows
-from transformer_xl.data.text import Piece, Source, describe
+from transformer_xl.data.text import Piece
 from transformer_xl.data.token_ids import read_ids
 from transformer_xl.data.tokenizer import after_blank, character_border
 from transformer_xl.errors import UserError
@@ -200,12 +200,12 @@ def test_arrays_that_hold_no_ids_are_named(tmp_path: Path) -> None:
 def test_work_over_several_processes_is_the_work_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [f"{number} ".encode() * (number % 50) for number in range(900)]
     whole = of(tmp_path, *documents, "\u6771".encode() * 5000)
-    encoder = build.Encoder(flat=whole, tokenizer=ByteTokenizer(end_of_document=True), strips=False, end=256)
+    encoder = encode.Encoder(flat=whole, tokenizer=ByteTokenizer(end_of_document=True), strips=False, end=256)
     results = []
     for job in (1 << 20, 1 << 12):
-        monkeypatch.setattr(build, "_JOB", job)
-        monkeypatch.setattr(build, "WINDOW", 1 << 10)
-        monkeypatch.setattr(build, "SEARCHED", 1 << 10)
+        monkeypatch.setattr(encode, "_JOB", job)
+        monkeypatch.setattr(encode, "WINDOW", 1 << 10)
+        monkeypatch.setattr(encode, "SEARCHED", 1 << 10)
         folder = tmp_path / str(job)
         folder.mkdir()
         written = encoder.write(Range(0, whole.size), split="train", folder=folder, limit=None, announce=pytest.fail)
@@ -213,27 +213,27 @@ def test_work_over_several_processes_is_the_work_of_one(tmp_path: Path, monkeypa
         results.append((written, files))
     assert results[0] == results[1]
     assert results[0][0].documents == len([one for one in documents if one]) + 1
-    assert len(list(build._jobs(whole, Range(0, whole.size), character_border))) >= build._FEWEST_JOBS
+    assert len(list(encode._jobs(whole, Range(0, whole.size), character_border))) >= encode._FEWEST_JOBS
 
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from transformer_xl.data import build
+from transformer_xl.data import encode
 from transformer_xl.data.characters import ByteTokenizer
 from transformer_xl.data.flat import Flat, Range
 from transformer_xl.data.text import Piece
 
-build._JOB, build.WINDOW = 9, 3
+encode._JOB, encode.WINDOW = 9, 3
 flat = Flat(Path(sys.argv[1]) / "flat", None)
 flat.write([Piece(b"x" * 90, True)], place="x")
-encoder = build.Encoder(flat=flat, tokenizer=ByteTokenizer(), strips=False, end=None)
+encoder = encode.Encoder(flat=flat, tokenizer=ByteTokenizer(), strips=False, end=None)
 out = Path(sys.argv[1], "out")
 out.mkdir()
 print(encoder.write(Range(0, 90), split="train", folder=out, limit=None, announce=print), flush=True)
-context = build.multiprocessing.get_context("forkserver")
-with build._without_main():
-    pool = build.ProcessPoolExecutor(2, context, build._prepare_worker, (encoder,))
+context = encode.multiprocessing.get_context("forkserver")
+with encode._without_main():
+    pool = encode.ProcessPoolExecutor(2, context, encode._prepare_worker, (encoder,))
     waiting = [pool.submit(time.sleep, 60) for _ in range(2)]
 time.sleep(1)
 print("begun", flush=True)

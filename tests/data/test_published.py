@@ -11,8 +11,9 @@ import pytest
 from transformer_xl.data import build
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import RankedByteTokenizer
-from transformer_xl.data.corpora import Cut, Sources, published_sources
+from transformer_xl.data.corpora import published_sources
 from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.files import Cut, Sources
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig
 from transformer_xl.errors import UserError

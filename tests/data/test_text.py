@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from transformer_xl.data import text
-from transformer_xl.data.text import Source, SourceFile, TextReader, describe, list_files, read_bytes, source_of
+from transformer_xl.data import files, text
+from transformer_xl.data.files import Source, SourceFile, describe, list_files, read_bytes, source_of
+from transformer_xl.data.text import TextReader
 from transformer_xl.errors import UserError
 
 TEXT = "".join(f"line {number} \u4e2d\u6587\r\n" for number in range(2000)).encode()
@@ -53,7 +54,7 @@ def documents_of(source: Source, *, documents: str = "record", **options: Any) -
 @pytest.fixture(params=[3, 1 << 20])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Read files in tiny pieces, and as they are read."""
-    monkeypatch.setattr(text, "CHUNK_BYTES", request.param)
+    monkeypatch.setattr(files, "CHUNK_BYTES", request.param)
     return int(request.param)
 
 
@@ -122,16 +123,16 @@ def test_members_of_a_tar_in_the_order_that_is_asked_for(tmp_path: Path) -> None
     file = written(tmp_path / "a.tgz", packed)
     (tmp_path / "out").mkdir()
     sources = [Source(file=file, member=name, limit=100) for name in ("b", "a")]
-    found = text.unpack_tar(sources, folder=tmp_path / "out")
+    found = files.unpack_tar(sources, folder=tmp_path / "out")
     assert [b"".join(read_bytes(source)) for source in found] == [b"b\n" * 9, b"a\n" * 9]
     with pytest.raises(UserError, match=r"a\.tgz' does not hold none, which it should, or is cut off"):
-        text.unpack_tar([Source(file=file, member="none")], folder=tmp_path / "out")
+        files.unpack_tar([Source(file=file, member="none")], folder=tmp_path / "out")
     with pytest.raises(UserError, match="holds more than 3 bytes"):
-        text.unpack_tar([Source(file=file, member="a", limit=3)], folder=tmp_path / "out")
+        files.unpack_tar([Source(file=file, member="a", limit=3)], folder=tmp_path / "out")
     for damaged in (packed[:-20], packed[:-6] + b"xx" + packed[-4:]):
         broken = Source(file=written(tmp_path / "b.tgz", damaged), member="a")
         with pytest.raises(UserError, match=r"b\.tgz' cannot be read as tar; it is damaged or cut off"):
-            text.unpack_tar([broken], folder=tmp_path / "out")
+            files.unpack_tar([broken], folder=tmp_path / "out")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "gb18030", "utf-16", "utf-16-be", "shift_jis", "latin-1"])
@@ -174,10 +175,10 @@ def test_json_lines(tmp_path: Path, chunks: int) -> None:
     [
         ("{", "line 2, is no JSON"),
         ('{"t": "a"} {"t": "b"}', "line 2, is no JSON"),
-        ("[1]", "line 2, is JSON but no object"),
+        ("[1]", "line 2, has no key 't' but none"),
         ('{"a": 1, "b": 2}', "line 2, has no key 't' but 'a', 'b'; data.field must name one of them"),
-        ('{"t": 5}', "line 2, has 5 under 't'"),
-        ('{"t": "\\ud800"}', "line 2, has an escape \\\\ud800, half of a character"),
+        ('{"t": 5}', "line 2, has 5 under 't', and must have a text there"),
+        ('{"t": "\\ud800"}', "line 2, holds what is not UTF-8: .*surrogates not allowed"),
         ("[" * 100_000, "line 2, is no JSON"),
     ],
 )
@@ -240,7 +241,7 @@ def test_columns_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     buffers = pyarrow.array(["ab", "c?"]).buffers()
     wrong = pyarrow.Array.from_buffers(pyarrow.string(), 2, [*buffers[:2], pyarrow.py_buffer(b"abc\xff")])
     source = Source(file=columns(tmp_path / "c", t=wrong), format="parquet", field="t")
-    with pytest.raises(UserError, match=r"has the byte 0xff at offset 1 .* of row 2, which is not UTF-8"):
+    with pytest.raises(UserError, match=r"c', row 2, holds what is not UTF-8: .* byte 0xff in position 1"):
         documents_of(source)
     assert documents_of(source, errors="replace") == [b"ab", "c\ufffd".encode()]
     assert documents_of(source, any_bytes=True) == [b"ab", b"c\xff"]
@@ -260,7 +261,7 @@ def test_nulls_are_refused_with_their_number(format: str, tmp_path: Path) -> Non
 
 def test_a_record_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "LONGEST_RECORD", 100)
-    monkeypatch.setattr(text, "CHUNK_BYTES", 30)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 30)
     file = written(tmp_path / "a", b'{"t": "x"}\n{"t": "' + b"y" * 200)
     with pytest.raises(UserError, match=r"line 2, is longer than 100 characters"):
         documents_of(Source(file=file, format="jsonl", field="t"))
@@ -295,13 +296,13 @@ def test_documents_do_not_hang_on_how_a_file_is_read(
     with pytest.MonkeyPatch.context() as patch:
         for rule, marker in (("blank_line", None), ("marker", "--")):
             whole = documents_of(source, documents=rule, marker=marker)
-            patch.setattr(text, "CHUNK_BYTES", size)
+            patch.setattr(files, "CHUNK_BYTES", size)
             assert documents_of(source, documents=rule, marker=marker) == whole
             patch.undo()
 
 
 def names(path: Path | str) -> list[str]:
-    return [file.name for file in list_files(str(path), setting="data.path is x", wanted="a text file").files]
+    return [file.name for file in list_files(str(path), setting="data.path is x", wanted="a text file")[1]]
 
 
 def fill(folder: Path, *listed: str) -> Path:
@@ -321,11 +322,11 @@ def test_links_are_followed_once_and_broken_ones_said(tmp_path: Path) -> None:
     (folder / "b" / "more").symlink_to(tmp_path / "elsewhere")
     (folder / "twice").symlink_to(tmp_path / "elsewhere" / "deep")
     (tmp_path / "elsewhere" / "loop").symlink_to(folder)
-    found = list_files(str(folder), setting="data.path is x", wanted="a text file")
-    listed = [file.name for file in found.files]
+    _, found, notes = list_files(str(folder), setting="data.path is x", wanted="a text file")
+    listed = [file.name for file in found]
     assert [name for name in listed if not name.endswith("d.txt")] == ["a.txt", "b/c.txt", "link"]
     assert len(listed) == 4, "what several links lead to is read once"
-    assert found.notes == ("links that lead nowhere: 'dangling'",)
+    assert notes == ["links that lead nowhere: 'dangling'"]
     assert sorted(names(folder / "**" / "*.txt")) == sorted(name for name in listed if name != "link")
 
 

@@ -9,80 +9,25 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from transformer_xl import registry
 from transformer_xl.data.corpus import SPLITS
 from transformer_xl.data.download import HubFolder, WebFile, fetch_first, remove_parts
-from transformer_xl.data.text import (
-    Source,
-    SourceFile,
-    check_encoding,
-    describe,
-    list_files,
-    named_first,
-    source_of,
-    walk,
-)
-from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig, TokensConfig
+from transformer_xl.data.files import Cut, Source, SourceFile, Sources, describe, source_of, sources_of_path, walk
+from transformer_xl.data.text import check_encoding
+from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError, first_line, locked
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt'"
-_SPLIT_NAME = re.compile(r"(?:(?P<train>training|train)|(?P<valid>validation|valid|val|dev)|(?P<test>test))", re.I)
-_AFTER_SPLIT_NAME = re.compile(r"$|[-._0-9]")
 _ENWIK_BYTES = 100_000_000
 """Size of enwik8 and of text8, which are one file each."""
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 _LM1B_TRAINING = "training-monolingual.tokenized.shuffled/news.en-"
 _LM1B_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
 _LM1B_WORDS = "1b_word_vocab.txt"
-
-
-class Cut(NamedTuple):
-    """How one text becomes three splits.
-
-    Attributes:
-        by: `bytes`: at exactly these shares; `fraction`: there, moved to the next border of a document or a line;
-            `hash`: each document by a hash of its own content.
-        valid: share of validation.
-        test: share of test, behind it.
-    """
-
-    by: Literal["bytes", "fraction", "hash"]
-    valid: float
-    test: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """The files of a corpus.
-
-    Attributes:
-        setting: what the user set, and its value, for messages.
-        location: the file or folder that was named.
-        files: all of them, in order.
-        splits: the texts of `train`, `valid` and `test`; where `cut` is given all of them stand under `train`.
-        cut: how the text is divided; None: the files say it.
-        notes: what is unusual about the files.
-        vocabulary: the one of them that lists the vocabulary, where there is such a file.
-    """
-
-    setting: str
-    location: Path
-    files: tuple[SourceFile, ...]
-    splits: Mapping[str, tuple[Source, ...]]
-    cut: Cut | None = None
-    notes: tuple[str, ...] = ()
-    vocabulary: SourceFile | None = None
-
-    def listing(self) -> str:
-        """Return the sha256 of name, size and time of every file: token files are of these, or they are stale."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(os.fsencode(f"{file.name}\0{file.size}\0{file.mtime_ns}\n"))
-        return digest.hexdigest()
 
 
 @registry.register("corpus", "text", TextConfig)
@@ -98,75 +43,6 @@ def text_sources(config: TextConfig, *, announce: Callable[[str], None]) -> Sour
         return source_of(file, format=config.format, field=config.field, setting=setting)
 
     return sources_of_path(config, source, setting=setting, wanted=_WANTED)
-
-
-def sources_of_path(
-    config: TextConfig | TokensConfig,
-    source: Callable[[SourceFile], Source],
-    *,
-    setting: str,
-    wanted: str,
-    without: Path | None = None,
-) -> Sources:
-    """Find the files that a path names, and put those into splits whose names say so.
-
-    Args:
-        config: `path`, `split` and the shares.
-        source: says how a file is written.
-        setting: what the user set, and its value, for messages.
-        wanted: what it must name, for messages.
-        without: a file that is no source.
-
-    Raises:
-        UserError: there is no file, or not all splits have one.
-    """
-    listing = list_files(str(config.path), setting=setting, wanted=wanted)
-    files = [file for file in listing.files if file.path.resolve() != without]
-    splits: dict[str | None, list[SourceFile]] = {split: [] for split in (*SPLITS, None)}
-    for file in files:
-        splits[split_of_name(file.name)].append(file)
-    notes = list(listing.notes)
-    is_one_file = listing.location.is_file()
-    if config.split == "files" or (config.split == "auto" and splits["train"] and not is_one_file):
-        missing = [split for split in SPLITS if not splits[split]]
-        if missing:
-            there = named_first([file.name for found in splits.values() for file in found])
-            raise UserError(
-                f"{setting}, where no file's or folder's name begins with {' or '.join(missing)} beside {there}: there "
-                "must be train*, valid* and test*, or data.split be fraction or hash"
-            )
-        if splits[None]:
-            others = named_first([file.name for file in splits[None]])
-            notes.append(f"left out, since others are named train*, valid* and test*: {others}")
-        named = {split: tuple(splits[split]) for split in SPLITS}
-        cut = None
-    else:
-        named = {"train": tuple(files)}
-        by: Literal["hash", "fraction"] = "hash" if config.split == "hash" else "fraction"
-        cut = Cut(by, config.valid_fraction, config.test_fraction)
-    return Sources(
-        setting=setting,
-        location=listing.location,
-        files=tuple(file for found in named.values() for file in found),
-        splits={split: tuple(map(source, found)) for split, found in named.items()},
-        cut=cut,
-        notes=tuple(notes),
-    )
-
-
-def split_of_name(name: str) -> str | None:
-    """Return `train`, `valid` or `test` where a file's name says so, None where it does not.
-
-    `name` is the file's path below the corpus's folder, with forward slashes. Its first folder decides before the
-    file's own name: `train/test_of_time.txt` is training text. The word must end there or be followed by `.`, `-`, `_`
-    or a digit: `trains.txt`, `testament.txt` and `devotion.txt` say nothing.
-    """
-    path = PurePosixPath(name)
-    for part in (path.parts[0], path.name):
-        found = _SPLIT_NAME.match(part)
-        if found and _AFTER_SPLIT_NAME.match(part, found.end()):
-            return found.lastgroup
-    return None
 
 
 @registry.register("corpus", "stdlib", StdlibConfig)
@@ -205,14 +81,12 @@ class Form(NamedTuple):
         members: of the archive that all splits name, by split.
         field: the column of Parquet files.
         cut: how the text is divided, where `train` names all of it.
-        note: what is unusual about this form.
     """
 
     splits: Mapping[str, tuple[str, ...]]
     members: Mapping[str, tuple[str, ...]] | None = None
     field: str | None = None
     cut: Cut | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,7 +378,6 @@ def _find(kind: str, folder: Path, *, setting: str) -> Sources | list[str]:
     for form in corpus.forms:
         found = {split: _first_match(folder, globs) for split, globs in form.splits.items()}
         missing = [form.splits[split][0] for split, paths in found.items() if not paths]
-        missing += [name for paths in found.values() for name in _gaps(paths)]
         if missing:
             lacking.append((sum(map(bool, found.values())), list(dict.fromkeys(missing))))
             continue
@@ -537,19 +410,11 @@ def _first_match(folder: Path, globs: tuple[str, ...]) -> list[str]:
     for glob in globs:
         paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(glob) if path.is_file())
         # part 00000 of lm1b is the held-out text, whole
-        if kept := [path for path in paths if not path.endswith("news.en-00000-of-00100")]:
+        kept = [path for path in paths if not path.endswith("news.en-00000-of-00100")]
+        tables = re.search(r"-of-(\d+)\.parquet$", kept[0]) if kept else None
+        if kept and (tables is None or len(kept) == int(tables[1])):
             return kept
     return []
-
-
-def _gaps(names: list[str]) -> Iterator[str]:
-    """Name what lacks of a split's tables, as far as their numbers tell."""
-    for name in names:
-        if numbered := re.fullmatch(r"(?P<head>.*-)(?P<index>\d+)-of-(?P<count>\d+)\.parquet", name):
-            for number in range(int(numbered["count"])):
-                other = f"{numbered['head']}{number:0{len(numbered['index'])}}-of-{numbered['count']}.parquet"
-                if other not in names:
-                    yield other
 
 
 def _text_in(file: SourceFile, form: Form, split: str, limit: int) -> Source:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,3 +249,35 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{value!r} is not a count")
     return value
+
+
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Put a finished folder into its place; one that is there is replaced, whoever still has its files mapped."""
+    aside = folder.with_name(f".building-{folder.name}-{uuid4().hex}")
+    with suppress(FileNotFoundError):
+        os.rename(folder, aside)
+    os.rename(temporary, folder)
+    remove(aside)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, as far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_below(cache_dir: Path) -> Iterator[None]:
+    """Turn what the operating system says about the place of token files into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+        is_there = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(cache_dir)
+        if not (is_there or (is_full and error.filename is None)):
+            raise  # it is about something else, such as the screen
+        raise UserError(
+            f"data.cache_dir is {str(cache_dir)!r}, and must be a folder that can be written: {error.strerror}"
+        ) from error

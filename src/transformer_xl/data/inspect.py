@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from transformer_xl.config import Config
 from transformer_xl.data.build import find_sources
 from transformer_xl.data.corpus import SIDECAR, SOURCES, SPLITS, Corpus, token_file
+from transformer_xl.data.files import file_sha256
 from transformer_xl.data.segments import EvalWindows, training_segments
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
@@ -259,33 +258,25 @@ def verify(corpus: Corpus) -> Verified:
         UserError: a source file cannot be read.
     """
     written = json.loads((corpus.folder / SIDECAR).read_bytes())["files"]
-    sources = find_sources(corpus.config, announce=print)[0].files
+    sources = find_sources(corpus.config, announce=print).files
     differences = []
     for name, entry in written.items():
         path = corpus.folder / name
         if not path.is_file() or path.stat().st_size != entry["size"]:
             differences.append(f"{path} has not the {entry['size']:,} bytes that it was written with")
-        elif _sha256(path) != entry["sha256"]:
+        elif file_sha256(path) != entry["sha256"]:
             differences.append(f"{path} differs from what was written: its sha256 is not {entry['sha256']}")
     listed = corpus.folder / SOURCES
-    if listed.is_file() and _sha256(listed) == written[SOURCES]["sha256"]:
+    if listed.is_file() and file_sha256(listed) == written[SOURCES]["sha256"]:
         # the same files in the same order, or the token files would not be valid
         entries: Sequence[Any] = json.loads(listed.read_bytes())
         differences += [
             f"{file.path} differs from what the token files were made of: its sha256 is not {entry['sha256']}"
             for file, entry in zip(sources, entries, strict=True)
-            if _sha256(file.path) != entry["sha256"]
+            if file_sha256(file.path) != entry["sha256"]
         ]
     size = sum(entry["size"] for entry in written.values()) + sum(file.size for file in sources)
     return Verified(len(written) + len(sources), size, differences)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
 
 
 def figures_of_all(corpus: Corpus, config: Config) -> dict[str, SplitFigures]:

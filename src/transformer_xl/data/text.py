@@ -1,80 +1,27 @@
-"""Text on disk, however it is named, packed, encoded and divided, as documents in UTF-8, a few megabytes at a time."""
+"""Bytes of text, however they are encoded and divided, as documents in UTF-8, a few megabytes at a time."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import json
-import lzma
-import os
 import re
-import stat
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from functools import partial
 from itertools import chain, repeat
-from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from transformer_xl.errors import UserError, first_line
+from transformer_xl.data.files import CHUNK_BYTES, Source, named_first, read_bytes, reason_of, require_below
+from transformer_xl.errors import UserError
 
-CHUNK_BYTES = 1 << 20
 LONGEST_RECORD = 64 << 20
 """Characters; a longer line of JSON or CSV is refused, so that memory stays bounded."""
-_XZ_MEMORY_BYTES = 1 << 30
 _LONGEST_MARKER_LINE = 1 << 20
-_CACHE_FILES = {"corpus.json", "vocabulary.json"}
-_WILDCARD = re.compile(r"[*?\[]")
 _BLANKS = rb"[ \t\r\x0b\x0c]*"
 _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
-_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, KeyError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+_ADVICE = "data.encoding names another encoding, data.errors=replace goes on, data.tokenizer=byte takes any file"
 # Python calls them text, but they are no encodings of files, cannot be cut, or give what UTF-8 cannot hold.
 _UNFIT = {"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7"}
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
-_ARCHIVES = {".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".7z", ".rar"}
-
-
-class SourceFile(NamedTuple):
-    """A file as it was found; `name` is its path below the corpus's folder, with forward slashes."""
-
-    path: Path
-    name: str
-    size: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Text or token ids in a file, and how they are written there.
-
-    Attributes:
-        file: that holds it.
-        format: `text`, or records of which `field` is the text: `jsonl`, `csv`, `tsv`, `parquet`; of ids see token_ids.
-        field: a key of JSON objects, or a column.
-        compression: of the file as a whole: gzip, bz2, zstd, xz; None: it is not packed.
-        member: of the zip or tar archive that the file is; None: it is none.
-        limit: bytes that unpacking may give before the file is refused as damaged.
-        dtype: of raw numbers, which are little-endian.
-    """
-
-    file: SourceFile
-    format: str = "text"
-    field: str | None = None
-    compression: str | None = None
-    member: str | None = None
-    limit: int | None = None
-    dtype: str | None = None
-
-    @property
-    def place(self) -> str:
-        """The file, for messages."""
-        path = repr(str(self.file.path))
-        return path if self.member is None else f"{self.member!r} in {path}"
 
 
 class Piece(NamedTuple):
@@ -135,7 +82,7 @@ class TextReader:
         for chunk in chain(chunks, [b""]):
             position += len(chunk)
             try:
-                text = decoder.decode(chunk, not chunk)
+                text = self._noted(decoder.decode(chunk, not chunk))
             except UnicodeDecodeError as error:
                 # the object is what the decoder kept from before and the chunk: both end at the same byte
                 offset = position - len(error.object) + error.start
@@ -143,21 +90,30 @@ class TextReader:
                 name = "UTF-8" if is_utf8(self.encoding) else self.encoding
                 raise UserError(
                     f"{source.place} at byte {offset}, counted from 0, in line {lines + 1}, has the byte "
-                    f"{error.object[error.start]:#04x}, which is not {name} there: data.encoding names another "
-                    "encoding, data.errors=replace goes on, data.tokenizer=byte takes any file"
+                    f"{error.object[error.start]:#04x}, which is not {name} there: {_ADVICE}"
                 ) from error
             except UnicodeError as error:
-                raise UserError(
-                    f"{source.place} cannot be read as {self.encoding}: {error}; data.encoding must name its encoding"
-                ) from error
+                raise UserError(f"{source.place} cannot be read as {self.encoding}: {error}; {_ADVICE}") from error
             lines += text.count("\n")
-            self._count_replaced(text)
             if text:
                 yield text
 
-    def _count_replaced(self, text: str) -> None:
-        if self.errors == "replace":
-            self.replaced += text.count("\ufffd")
+    def _noted(self, text: str) -> str:
+        self.replaced += text.count("\ufffd") if self.errors == "replace" else 0
+        return text
+
+    def _valid(self, record: str | bytes | None, place: str) -> bytes | None:
+        """Return a record in UTF-8; what JSON or Parquet can hold need not be text."""
+        if record is None or (self.any_bytes and isinstance(record, bytes)):
+            return record
+        try:
+            return record.encode() if isinstance(record, str) else record.decode().encode()
+        except UnicodeError as error:
+            if self.errors == "strict":
+                raise UserError(f"{place} holds what is not UTF-8: {error}; data.errors=replace goes on") from error
+        # half a character of JSON, or a wrong byte, becomes one U+FFFD
+        data = record.encode("utf-16", "surrogatepass") if isinstance(record, str) else record
+        return self._noted(data.decode("utf-16" if isinstance(record, str) else "utf-8", "replace")).encode()
 
     def _records(self, source: Source) -> Iterator[bytes | None]:
         if source.format == "parquet":
@@ -176,30 +132,15 @@ class TextReader:
                 raise UserError(
                     f"{place} is no JSON: {error}; each line must be an object, or data.format say how it is written"
                 ) from error
-            if not isinstance(record, dict):
-                raise UserError(f"{place} is JSON but no object, and must be one with its text under {source.field!r}")
-            if source.field not in record:
-                raise UserError(f"{place} {_missing_field(source.field, list(record), kind='key')}")
+            if not isinstance(record, dict) or source.field not in record:
+                there = list(record) if isinstance(record, dict) else []
+                raise UserError(f"{place} {_missing_field(source.field, there, kind='key')}")
             text = record[source.field]
             if not isinstance(text, str | None):
-                shown = json.dumps(text)[:40]
                 raise UserError(
-                    f"{place} has {shown} under {source.field!r}; data.field must name a key whose values are strings"
+                    f"{place} has {json.dumps(text)[:40]} under {source.field!r}, and must have a text there"
                 )
-            yield None if text is None else self._encoded(text, place)
-
-    def _encoded(self, text: str, place: str) -> bytes:
-        try:
-            return text.encode()
-        except UnicodeEncodeError as error:
-            if self.errors == "strict":
-                raise UserError(
-                    f"{place} has an escape \\u{ord(text[error.start]):04x}, half of a character, without its other "
-                    "half; data.errors=replace takes the file all the same"
-                ) from error
-            mended = re.sub("[\ud800-\udfff]", "\ufffd", text)
-            self._count_replaced(mended)
-            return mended.encode()
+            yield self._valid(text, place)
 
     def _parquet_records(self, source: Source) -> Iterator[bytes | None]:
         row = size = 0
@@ -207,22 +148,8 @@ class TextReader:
             for record in column.to_pylist():
                 row += 1
                 size += len(record or b"")
-                yield record if record is None or self.any_bytes else self._checked(record, source, row=row)
-            _require_below(source, size)
-
-    def _checked(self, record: bytes, source: Source, *, row: int) -> bytes:
-        try:
-            record.decode()
-        except UnicodeDecodeError as error:
-            if self.errors == "strict":
-                raise UserError(
-                    f"{source.place} has the byte {record[error.start]:#04x} at offset {error.start} (counted from 0) "
-                    f"of row {row:,}, which is not UTF-8 there; data.errors=replace goes on"
-                ) from error
-            mended = record.decode(errors="replace")
-            self._count_replaced(mended)
-            return mended.encode()
-        return record
+                yield self._valid(record, f"{source.place}, row {row:,},")
+            require_below(source, size)
 
 
 def check_encoding(name: str) -> str | None:
@@ -243,111 +170,6 @@ def check_encoding(name: str) -> str | None:
 def is_utf8(encoding: str) -> bool:
     """Return whether a name that `check_encoding` passes is one of UTF-8."""
     return codecs.lookup(encoding).name == "utf-8"
-
-
-def read_bytes(source: Source) -> Iterator[bytes]:
-    """Yield what a file or a member of a zip holds, unpacked; `UserError` where it is damaged or above its limit."""
-    kind = source.compression or (source.member and "zip")
-    if kind is not None and source.file.size == 0:
-        raise UserError(f"{source.place} is empty, and no {kind} file")
-    total = 0
-    try:
-        for chunk in _unpacked(source):
-            total += len(chunk)
-            _require_below(source, total)
-            yield chunk
-    except UserError:
-        raise
-    except _DAMAGE as error:
-        damaged = f" as {kind}; it is damaged or cut off" if kind else ""
-        raise UserError(f"{source.place} cannot be read{damaged}: {_reason(error)}") from error
-
-
-def unpack_tar(sources: Sequence[Source], *, folder: Path) -> list[Source]:
-    """Write members of one packed tar into a folder; the archive is read once, as a stream.
-
-    Args:
-        sources: members of the same archive.
-        folder: gets them, under numbers.
-
-    Returns:
-        The same texts as files of their own.
-
-    Raises:
-        UserError: the archive is damaged, lacks a member, or has one above its limit.
-    """
-    import pyarrow
-
-    path = sources[0].file.path
-    wanted = {str(source.member): source for source in sources}
-    found: dict[str, Source] = {}
-    try:
-        with pyarrow.input_stream(str(path), compression="gzip") as packed:
-            with tarfile.open(fileobj=packed, mode="r|") as archive:
-                for info in archive:
-                    name = info.name.removeprefix("./")
-                    if name in wanted and info.isreg():
-                        _require_below(wanted[name], info.size)
-                        target = folder / f"member-{len(found)}"
-                        member: Any = archive.extractfile(info)
-                        with target.open("wb") as file:
-                            file.writelines(iter(partial(member.read, CHUNK_BYTES), b""))
-                        found[name] = Source(file=SourceFile(target, name, info.size, 0))
-            while packed.read(CHUNK_BYTES):  # to the end, where the checksum is
-                pass
-    except (*_DAMAGE, tarfile.TarError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{str(path)!r} cannot be read as tar; it is damaged or cut off: {_reason(error)}") from error
-    if missing := sorted(name for name in wanted if name not in found):
-        raise UserError(f"{str(path)!r} does not hold {', '.join(missing)}, which it should, or is cut off")
-    return [found[str(source.member)] for source in sources]
-
-
-def _unpacked(source: Source) -> Iterator[bytes]:
-    path = source.file.path
-    if source.member is not None:
-        with zipfile.ZipFile(path) as archive, archive.open(source.member) as member:
-            yield from iter(partial(member.read, CHUNK_BYTES), b"")
-    elif source.compression == "xz":
-        with path.open("rb") as file:
-            yield from _unpacked_xz(file)
-    elif source.compression is not None:
-        import pyarrow
-
-        with pyarrow.input_stream(str(path), compression=source.compression) as stream:
-            yield from iter(partial(stream.read, CHUNK_BYTES), b"")
-    else:
-        with path.open("rb") as file:
-            yield from iter(partial(file.read, CHUNK_BYTES), b"")
-
-
-def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the streams of an .xz file; unlike `lzma`'s own reader it refuses what else is there."""
-    data = file.read(CHUNK_BYTES)
-    while data:
-        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-        while not stream.eof:
-            if stream.needs_input and not data and not (data := file.read(CHUNK_BYTES)):
-                raise EOFError("it ends before its end marker")
-            unpacked, data = stream.decompress(data, CHUNK_BYTES), b""
-            if unpacked:
-                yield unpacked
-        data = stream.unused_data.lstrip(b"\0")
-        while not data and (data := file.read(CHUNK_BYTES)):  # zeros may stand between streams and at the end
-            data = data.lstrip(b"\0")
-
-
-def _require_below(source: Source, size: int) -> None:
-    if source.limit is not None and size > source.limit:
-        raise UserError(
-            f"{source.place} holds more than {source.limit:,} bytes when unpacked: it is damaged, or not what it "
-            "should be"
-        )
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
 def _without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -477,7 +299,7 @@ def _parquet_columns(source: Source) -> Iterator[Any]:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{source.place} cannot be read as Parquet; it is damaged or cut off: {_reason(error)}"
+            f"{source.place} cannot be read as Parquet; it is damaged or cut off: {reason_of(error)}"
         ) from error
 
 
@@ -490,142 +312,3 @@ def _check_field(source: Source, names: Sequence[str], *, place: str) -> None:
 
 def _missing_field(name: str | None, there: Sequence[str], *, kind: str) -> str:
     return f"has no {kind} {name!r} but {named_first(there, 10) or 'none'}; data.field must name one of them"
-
-
-class Listing(NamedTuple):
-    """Files in the order of their names.
-
-    Attributes:
-        location: the file, the folder, or the longest folder of a glob that has no wildcards, without symbolic links.
-        files: named by their path below `location`; a file that the user named himself by the name he gave it.
-        notes: what is unusual.
-    """
-
-    location: Path
-    files: list[SourceFile]
-    notes: tuple[str, ...]
-
-
-def list_files(path: str, *, setting: str, wanted: str) -> Listing:
-    """List the files that a path names: itself, all visible ones below a folder, or those that match a glob.
-
-    Links are followed, those to folders once each. Folders that hold a corpus's token files are passed over: taking
-    them would change the corpus at every build. So is what is no regular file, unless the path names it.
-
-    Args:
-        path: as the user wrote it, with `~` for his home; a glob only if nothing has that very name.
-        setting: what the user set, and its value, for messages.
-        wanted: what it must name, for messages.
-
-    Raises:
-        UserError: there is no file, all are empty, or they cannot be read.
-    """
-    expanded = Path(os.path.expanduser(path))
-    nothing = "a folder without files"
-    broken: list[str] = []
-    try:
-        if _WILDCARD.search(str(expanded)) and not os.path.lexists(expanded):
-            nothing = "which matches no file ('**' goes through folders)"
-            beginning = next(number for number, part in enumerate(expanded.parts) if _WILDCARD.search(part))
-            location = Path(*expanded.parts[:beginning]).resolve(strict=True)
-            found = set(_matching(str(location), expanded.parts[beginning:]))
-        else:
-            location = expanded.resolve(strict=True)
-            found = set(walk(location)) if location.is_dir() else set()
-        if location.is_dir():
-            named = {each.relative_to(location).as_posix(): each for each in found}
-            files = [describe(each, name=name) for name, each in sorted(named.items()) if each.is_file()]
-            broken = [name for name, each in sorted(named.items()) if not each.exists()]
-        else:  # what a link is called says how the file is written, more than the name of what it leads to
-            files = [describe(location, name=expanded.name)]
-    except (OSError, ValueError, RuntimeError) as error:
-        where = f" ({os.fsdecode(error.filename)!r})" if isinstance(error, OSError) and error.filename else ""
-        raise UserError(f"{setting}, which cannot be read: {_reason(error)}{where}; it must name {wanted}") from error
-    if not files:
-        raise UserError(f"{setting}, {nothing}, and must name {wanted}")
-    if not any(file.size for file in files):
-        raise UserError(f"{setting}, which is empty, and must name {wanted}")
-    return Listing(location, files, (f"links that lead nowhere: {named_first(broken)}",) if broken else ())
-
-
-def describe(path: Path, *, name: str) -> SourceFile:
-    """Return what a file is now; `OSError` where it is none."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(None, "not a regular file", str(path))
-    return SourceFile(path, name, status.st_size, status.st_mtime_ns)
-
-
-def is_visible(name: str) -> bool:
-    """Return whether a name is not that of a hidden file or folder."""
-    return not name.startswith(".")
-
-
-def walk(root: Path, *, keep_folder: Callable[[str], bool] = is_visible) -> Iterator[Path]:
-    """Yield what is no folder in `root` and the folders below it; hidden names are left out."""
-    return (Path(folder, name) for folder, names in _folders(root, keep_folder) for name in names if is_visible(name))
-
-
-def _folders(root: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder once, with the names of what else is in it; links to folders come after all others."""
-    seen: set[str] = set()
-    waiting = [str(root)]
-    while waiting:
-        for folder, folders, names in os.walk(waiting.pop(0), onerror=_raise):
-            real = os.path.realpath(folder)
-            if real in seen or set(names) >= _CACHE_FILES:
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = sorted(filter(keep, folders))
-            waiting += filter(os.path.islink, [os.path.join(folder, name) for name in folders])
-            yield folder, names
-
-
-def _matching(folder: str, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the paths below a folder that match a glob's parts, some perhaps more than once."""
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        for below, _ in _folders(Path(folder), is_visible):
-            yield from _matching(below, rest or ("*",))
-        return
-    names = os.listdir(folder)
-    for name in names if not set(names) >= _CACHE_FILES else ():
-        if fnmatchcase(name, part) and (is_visible(name) or part.startswith(".")):
-            path = os.path.join(folder, name)
-            if not rest:
-                yield Path(path)
-            elif os.path.isdir(path):
-                yield from _matching(path, rest)
-
-
-def source_of(file: SourceFile, *, format: str, field: str, setting: str) -> Source:
-    """Tell from a file's name how it is written, as far as `data.format` leaves that open.
-
-    Raises:
-        UserError: its name says that it is an archive, or a packed Parquet file.
-    """
-    stem, suffix = os.path.splitext(file.name.lower())
-    compression = _COMPRESSIONS.get(suffix)
-    if compression:
-        suffix = os.path.splitext(stem)[1]
-    if suffix in _ARCHIVES:
-        raise UserError(f"{setting}, where {file.name!r} is an archive: unpack it, and name the folder with its files")
-    by_name = _FORMATS.get(suffix, "text")
-    kind = by_name if format == "auto" or (format == "csv" and by_name == "tsv") else format
-    if kind == "parquet" and compression:
-        raise UserError(
-            f"{setting}, where {file.name!r} is packed with {compression}: Parquet packs its columns itself, and must "
-            "not be packed once more"
-        )
-    return Source(file=file, format=kind, field=None if kind == "text" else field, compression=compression)
-
-
-def named_first(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first names, quoted, and how many more there are."""
-    more = [f"{len(names) - shown:,} more"] if len(names) > shown else []
-    return ", ".join([*map(repr, names[:shown]), *more])
-
-
-def _raise(error: OSError) -> None:
-    raise error

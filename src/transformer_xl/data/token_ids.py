@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl import registry
-from transformer_xl.data.corpora import Sources, sources_of_path
-from transformer_xl.data.text import CHUNK_BYTES, LONGEST_RECORD, Piece, Source, SourceFile, describe
+from transformer_xl.data.files import CHUNK_BYTES, Source, SourceFile, Sources, describe, sources_of_path
+from transformer_xl.data.text import LONGEST_RECORD, Piece
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError, first_line
 

@@ -8,6 +8,8 @@ from transformer_xl.data_config import CountedConfig
 
 
 class Verses(CountedConfig):
+    """How many there are; each is a document."""
+
     kind: Literal["verses"] = "verses"
     verses: int = 200
     documents: Literal["none", "record"] = "record"
@@ -15,12 +17,14 @@ class Verses(CountedConfig):
 
 
 def lines(number: int, word: str) -> Iterator[str]:
+    """Yield verses of one kind."""
     for line in range(number):
         yield f"{word} number {line}\nand so it ends\n"
 
 
 @txl.register("corpus", "verses", config=Verses)
 def made_up(settings: Verses) -> dict[str, Iterator[str]]:
+    """Return the documents of each split."""
     return {
         "train": lines(settings.verses, "verse"),
         "valid": lines(settings.verses // 4, "song"),

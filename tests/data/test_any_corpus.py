@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transformer_xl.commands.cli import compose
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.inspect import verify
@@ -265,3 +266,16 @@ def test_what_is_unusual_is_said(
     (tmp_path / "a.txt").write_text(content * 100)
     _, lines = opened(text_config(tmp_path / "a.txt", **changes))
     assert sum(note in line for line in lines) == 1, lines
+
+
+def test_a_corpus_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = tmp_path / "poems_of_mine.py"
+    plugin.write_text((Path(__file__).parents[2] / "examples/parts/verses.py").read_text().replace("verses", "poems"))
+    config = compose("data=poems", "data.tokenizer=word", "data.poems=40", plugins=[str(plugin)])
+    found, _ = opened(config.data)
+    assert documents_of(found)[1] == "verse number 1\nand so it ends\n"
+    assert {split: len(tokens) for split, tokens in found.splits.items()} == {"train": 400, "valid": 100, "test": 100}
+    assert opened(config.data)[1] == [], "it is built once"
+    other, _ = opened(replace(config.data, poems=20))
+    assert other.fingerprint.sha256 != found.fingerprint.sha256

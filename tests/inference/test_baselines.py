@@ -11,7 +11,7 @@ from tests.data.made_up import MadeUp
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
-from transformer_xl.inference.baselines import compressed_bits, unigram_score
+from transformer_xl.inference.evaluate import compressed_bits, unigram_score
 
 
 def gzip_bits(vocabulary: Tokenizer, ids: list[int]) -> float:

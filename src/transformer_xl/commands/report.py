@@ -23,8 +23,7 @@ from transformer_xl.data.lanes import Dataset, split_evenly
 from transformer_xl.data.units import beside_scores, unit_of
 from transformer_xl.devices import other_devices
 from transformer_xl.errors import program
-from transformer_xl.inference.baselines import compressed_bits, unigram_score
-from transformer_xl.inference.evaluation import evaluate
+from transformer_xl.inference.evaluate import compressed_bits, context_of, evaluate, unigram_score
 from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model_config import RecurrentConfig
@@ -312,7 +311,7 @@ class FinalReport:
         score = evaluate(
             self.module.model,
             source,
-            lengths=lengths,
+            context_of(lengths),
             max_tokens=max_tokens,
             limit=self.length.limit_test if zero_start else None,
             zero_start=zero_start,

@@ -45,7 +45,8 @@ def model_settings(
     settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
     if isinstance(settings["tie_projs"], list):
         settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]
-    names = sorted(key.removeprefix("model.") for key in given if key.startswith("model."))
+    keys = [key.replace("model/", "model.") for key in given]
+    names = sorted({key.split(".")[1] for key in keys if key.startswith("model.")})
     unknown = [f"model.{name}" for name in names if name not in settings]
     if unknown:
         raise UserError(

@@ -38,7 +38,6 @@ from transformer_xl.inference.evaluate import (
 from transformer_xl.inference_config import EvaluateConfig, ReadingConfig
 from transformer_xl.init_from import fitting
 from transformer_xl.model.base import Context
-from transformer_xl.model.transformer import Transformer
 from transformer_xl.run_folder import Summary
 from transformer_xl.scores import Score, Unit
 from transformer_xl.settings import parse, plain, replace
@@ -273,8 +272,8 @@ def readings_of(subject: Subject, config: EvaluateConfig) -> list[Reading]:
     asked, split, model, data = config.eval, config.split, subject.loaded.model, subject.data
     if data.counts()[split] < 2:
         raise UserError(f"split is {split!r}, which has {data.counts()[split]} tokens: choose another")
-    if asked.attention and not isinstance(model, Transformer):
-        raise UserError(f"eval.attention is true, and must be false for {model.config.kind}, which has no attention")
+    if asked.attention and not model.attends:
+        raise UserError(f"eval.attention is true, and must be false for {model.config.label}, which has no attention")
     run, settings = subject.model.config, subject.settings
     own = model.own_context(segment_len=settings.segment_len) if run is None else context_of(run.eval)
     contexts = _contexts(own, asked)

@@ -26,7 +26,6 @@ from transformer_xl.errors import program
 from transformer_xl.inference.evaluate import compressed_bits, context_of, evaluate, unigram_score
 from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model_config import RecurrentConfig
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Summary, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, Unit, in_words
@@ -86,7 +85,7 @@ def _training_lines(run: Run, model: LanguageModel, length: RunLength) -> list[s
     lanes, data = config.data.batch_size, config.data
     held = lanes * model.memory_size(config.model.mem_len) * 4 / 1e6
     memory = f"memory {config.model.mem_len}"
-    if isinstance(config.model, RecurrentConfig):
+    if not model.attends:
         memory = "state carried on" if config.model.mem_len else "state forgotten after each segment"
     validation = "none" if length.validate_every is None else f"every {length.validate_every} steps and at the end"
     varied = f", lengths with sd {data.segment_len_sd:g}" if data.segment_len_sd else ""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from transformer_xl.commands.tables import printable
+from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from transformer_xl.config import Config
     from transformer_xl.data.corpus import Corpus
-    from transformer_xl.data.inspect import SplitFigures
 
 _COMMANDS = ("prepare", "inspect")
 _DIFFERS = 1
@@ -31,12 +26,15 @@ _CHARACTERS_SHOWN = 200
 _TOKENS_DECODED = 1000
 """More than `_CHARACTERS_SHOWN` bytes can be: what is shown does not end within a character."""
 _NOTHING = "-"
-_DESCRIPTION = """\
+_HELP = """\
+usage: txl-data prepare|inspect [group=choice] [key=value] ... [--verify]
+
 Turn a corpus into the token files that train.py reads, and say what is in them.
 
   prepare   builds the files where they are not ready, so that a run starts at once
-  inspect   builds them too, and shows files, splits, tokens, bytes a token, vocabulary, most frequent symbols, the
-            share of <unk>, the longest document, first lines, and what is unusual for a run with these settings
+  inspect   builds them too, and shows files, splits, tokens, bytes per token, vocabulary, most frequent symbols, the
+            share of <unk>, the longest document, first lines, and what is unusual for a run with these settings;
+            with --verify it first reads every token file and source file, and compares their checksums
 
 Settings are those of train.py, and the same token files are found by both:
 
@@ -71,11 +69,11 @@ def run(arguments: Sequence[str]) -> int:
         The exit status: 0; 1 where `--verify` finds a file that is not as it was written; 2 after a mistake, which is
         said in one sentence.
     """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
     try:
-        options = _parser().parse_intermixed_args(arguments)
-        command, *settings = options.words or [None]
-        _check(command, verify=options.verify)
-        return _run(command, settings, verify=options.verify)
+        return _run([argument for argument in arguments if argument != "--verify"], verify="--verify" in arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -88,51 +86,24 @@ def run(arguments: Sequence[str]) -> int:
         return cli.tell(sentence)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose refusals are mistakes like all others."""
-
-    def error(self, message: str) -> Never:
-        raise UserError(f"{message}; {self.prog} --help explains the command")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="txl-data",
-        usage="%(prog)s prepare|inspect [group=choice] [key=value] ... [--verify]",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="with inspect: first read every token file and source file, and compare their checksums",
-    )
-    return parser
-
-
-def _check(command: str | None, *, verify: bool) -> None:
+def _run(words: list[str], *, verify: bool) -> int:
+    command = next((word for word in words if "=" not in word), None)
     if command not in _COMMANDS:
         asked = "no command is given" if command is None else f"{command!r} is no command"
-        raise UserError(
-            f"{asked}, and the first word must be {' or '.join(_COMMANDS)}, as in txl-data inspect data=ptb"
-        )
+        raise UserError(f"{asked}: txl-data prepare or inspect SETTINGS; txl-data --help explains both")
     if verify and command != "inspect":
         raise UserError(f"--verify is given with {command}, and belongs to inspect")
-
-
-def _run(command: str, settings: list[str], *, verify: bool) -> int:
     from transformer_xl.commands.cli import compose
 
-    config = compose(*settings)
+    words.remove(command)
+    config = compose(*words)
     corpus = _open(config, command=command)
     if command == "prepare":
         _print_prepared(corpus)
-        return 0
-    if verify and not _verified(corpus):
+    elif verify and not _verified(corpus):
         return _DIFFERS
-    _inspect(corpus, config)
+    else:
+        _inspect(corpus, config)
     return 0
 
 
@@ -182,17 +153,33 @@ def _print_prepared(corpus: Corpus) -> None:
 
 
 def _inspect(corpus: Corpus, config: Config) -> None:
-    from rich.console import Console
-
     from transformer_xl.data.inspect import figures_of_all, symbol_counts, warnings_about
 
-    console = Console(highlight=False)
     _print_opening(corpus)
     figures = figures_of_all(corpus, config)
     lengths_vary = config.data.segment_len_sd > 0 or config.data.half_segments > 0
-    console.print(_table_of_splits(figures, epoch="the first epoch" if lengths_vary else "an epoch"))
+    rows = {
+        "tokens": [f"{found.tokens:,}" for found in figures.values()],
+        "documents": [_number(found.documents) for found in figures.values()],
+        "longest document (tokens)": [_number(found.longest_document) for found in figures.values()],
+        "bytes of text": [_number(found.text_bytes) for found in figures.values()],
+        "bytes per token": [_ratio(found.text_bytes, found.tokens, "{:.3f}") for found in figures.values()],
+        "became <unk>": [_ratio(found.unknown, found.tokens, "{:.2%}") for found in figures.values()],
+        "lanes x segment": [f"{found.batch_size:,} x {found.segment_len:,}" for found in figures.values()],
+        "predictions left over": [_number(found.left_over) for found in figures.values()],
+        f"segments of {'the first' if lengths_vary else 'an'} epoch": [
+            _number(found.segments) for found in figures.values()
+        ],
+    }
+    print_table(["split", *figures], [[label, *cells] for label, cells in rows.items()], boxed=True)
     counts = symbol_counts(corpus.splits["train"], size=corpus.vocabulary.size)
-    _print_symbols(console, corpus, counts)
+    total, used = int(counts.sum()), int((counts > 0).sum())
+    print(f"Most frequent in training, where {used:,} of {_counted(len(counts), 'symbol')} occur:")
+    symbols = [
+        [corpus.vocabulary.symbol(symbol), f"{symbol:,}", f"{counts[symbol]:,}", f"{counts[symbol] / total:.2%}"]
+        for symbol in (-counts).argsort(kind="stable")[: min(_SYMBOLS_SHOWN, used)].tolist()
+    ]
+    print_table(["symbol", "id", "count", "share"], symbols, boxed=True)
     _print_first_lines(corpus)
     for line in warnings_about(corpus, config, figures, counts):
         print(f"warning  {line}")
@@ -221,44 +208,6 @@ def _print_opening(corpus: Corpus) -> None:
     print(f"folder   {printable(str(corpus.folder))}")
 
 
-def _table_of_splits(figures: Mapping[str, SplitFigures], *, epoch: str) -> Table:
-    from rich.table import Table
-
-    rows: dict[str, Callable[[SplitFigures], str]] = {
-        "tokens": lambda found: f"{found.tokens:,}",
-        "documents": lambda found: _number(found.documents),
-        "longest document (tokens)": lambda found: _number(found.longest_document),
-        "bytes of text": lambda found: _number(found.text_bytes),
-        "bytes per token": lambda found: _NOTHING if (ratio := found.bytes_per_token) is None else f"{ratio:.3f}",
-        "became <unk>": lambda found: _NOTHING if (share := found.unknown_share) is None else f"{100 * share:.2f} %",
-        "lanes x segment": lambda found: f"{found.batch_size:,} x {found.segment_len:,}",
-        "predictions left over": lambda found: _number(found.left_over),
-        f"segments of {epoch}": lambda found: _number(found.segments),
-    }
-    table = Table("split")
-    for split in figures:
-        table.add_column(split, justify="right", no_wrap=True)
-    for label, shown in rows.items():
-        table.add_row(label, *map(shown, figures.values()))
-    return table
-
-
-def _print_symbols(console: Console, corpus: Corpus, counts: Any) -> None:
-    """Print the most frequent symbols of the training split."""
-    from rich.table import Table
-    from rich.text import Text
-
-    total, used = int(counts.sum()), int((counts > 0).sum())
-    console.print(f"Most frequent in training, where {used:,} of {_counted(len(counts), 'symbol')} occur:")
-    table = Table("symbol")
-    for heading in ("id", "count", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for symbol in (-counts).argsort(kind="stable")[: min(_SYMBOLS_SHOWN, used)].tolist():
-        name, count = Text(corpus.vocabulary.symbol(symbol)), int(counts[symbol])
-        table.add_row(name, f"{symbol:,}", f"{count:,}", f"{100 * count / total:.2f} %")
-    console.print(table)
-
-
 def _print_first_lines(corpus: Corpus) -> None:
     """Print the beginning of each split as its ids decode, what a terminal must not be given as escapes."""
     for split, tokens in corpus.splits.items():
@@ -275,3 +224,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _number(value: int | None) -> str:
     return _NOTHING if value is None else f"{value:,}"
+
+
+def _ratio(one: int | None, other: int, form: str) -> str:
+    return form.format(one / other) if one is not None and other else _NOTHING

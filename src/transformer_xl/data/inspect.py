@@ -55,16 +55,6 @@ class SplitFigures:
     segments: int | None
     refusal: str | None
 
-    @property
-    def bytes_per_token(self) -> float | None:
-        """None where there is nothing to divide."""
-        return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
-
-    @property
-    def unknown_share(self) -> float | None:
-        """None where there is nothing to divide."""
-        return self.unknown / self.tokens if self.unknown is not None and self.tokens else None
-
 
 def figures_of(corpus: Corpus, config: Config, *, split: str) -> SplitFigures:
     """Count what a split holds, in memory that does not grow with it.
@@ -211,8 +201,8 @@ def _about_lengths(figures: Mapping[str, SplitFigures]) -> Iterator[str]:
 
 
 def _about_unknown(corpus: Corpus, figures: Mapping[str, SplitFigures]) -> Iterator[str]:
-    shares = {split: found.unknown_share or 0.0 for split, found in figures.items()}
-    much = [f"{100 * share:.2f} % of the {split} split" for split, share in shares.items() if share > MUCH_UNKNOWN]
+    shares = {split: (found.unknown or 0) / max(found.tokens, 1) for split, found in figures.items()}
+    much = [f"{share:.2%} of the {split} split" for split, share in shares.items() if share > MUCH_UNKNOWN]
     if much:
         yield (
             f"{', '.join(much)} became <unk>, which the {corpus.vocabulary.kind} vocabulary of "

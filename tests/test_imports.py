@@ -129,11 +129,15 @@ def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
     from transformer_xl import registry
     from transformer_xl.commands import cli, train
+    from transformer_xl.data import datamodule
     from transformer_xl.inference import generate
     from transformer_xl.interop import load, native
     from transformer_xl.model import kernels, streaming
+    from transformer_xl.training import module
 
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
+        "LaneDataModule": datamodule.LaneDataModule,
+        "LanguageModule": module.LanguageModule,
         "compose": cli.compose,
         "generate": generate.generate,
         "load_model": load.load_model,

@@ -8,16 +8,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformer_xl.commands.cli import compose
     from transformer_xl.commands.train import train
+    from transformer_xl.data.datamodule import LaneDataModule
     from transformer_xl.inference.generate import generate
     from transformer_xl.interop.load import load_model
     from transformer_xl.interop.native import save_model
     from transformer_xl.model.kernels import relative_attention
     from transformer_xl.model.streaming import stream
     from transformer_xl.registry import register
+    from transformer_xl.training.module import LanguageModule
 
-__all__ = ["compose", "generate", "load_model", "register", "relative_attention", "save_model", "stream", "train"]
+__all__ = [
+    "LaneDataModule",
+    "LanguageModule",
+    "compose",
+    "generate",
+    "load_model",
+    "register",
+    "relative_attention",
+    "save_model",
+    "stream",
+    "train",
+]
 
 _HOMES = {
+    "LaneDataModule": "transformer_xl.data.datamodule",
+    "LanguageModule": "transformer_xl.training.module",
     "compose": "transformer_xl.commands.cli",
     "generate": "transformer_xl.inference.generate",
     "load_model": "transformer_xl.interop.load",

@@ -39,6 +39,7 @@ from transformer_xl.settings import plain, replace
 from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
 from transformer_xl.training.module import LanguageModule, TrainNll
+from transformer_xl.training.outside import added_callbacks
 from transformer_xl.training.recorder import Recorder, StepFigures
 from transformer_xl.training.stopping import Stops, leave_signals_alone
 
@@ -356,7 +357,7 @@ def callbacks(run: Run, corpus: Dataset, model: LanguageModel, data: LaneDataMod
         units=units,
         figures=_step_figures(config, corpus, model, data, length),
     )
-    before: list[Callback] = []
+    before = added_callbacks(config.callbacks)
     if config.trainer.enable_progress_bar:
         before.append(
             ProgressDisplay(

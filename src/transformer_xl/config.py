@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from transformer_xl.data_config import Data
+from transformer_xl.errors import UserError
 from transformer_xl.model_config import Model, ModelConfig, TransformerConfig
-from transformer_xl.registry import lookup, nearest
+from transformer_xl.registry import lookup, names, nearest
 from transformer_xl.settings import (
     Amount,
     Count,
@@ -21,6 +22,8 @@ from transformer_xl.settings import (
     Settings,
     Share,
     by_kind,
+    names_in,
+    parse,
 )
 
 # ---- lengths, recipe
@@ -242,8 +245,22 @@ class WeightAverageConfig(Settings):
             yield f"decay is {self.decay} with start_step null, and needs a start_step"
 
 
+_DONE_HERE = {
+    **dict.fromkeys(("ModelCheckpoint", "Checkpoint", "OnExceptionCheckpoint"), "callbacks.checkpoint"),
+    **dict.fromkeys(("ProgressBar", "TQDMProgressBar", "RichProgressBar"), "trainer.enable_progress_bar"),
+    **dict.fromkeys(("WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"), "callbacks.weight_average"),
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
+}
+"""Lightning's callbacks whose work is this program's, and the setting that is to be used instead."""
+
+
 class CallbacksConfig(Settings):
-    """What runs beside training."""
+    """What runs beside training.
+
+    Further names are parts from outside, with their settings, and callbacks of Lightning's, with their arguments.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     checkpoint: CheckpointConfig
     throughput: ThroughputConfig
@@ -251,6 +268,39 @@ class CallbacksConfig(Settings):
     memory_gain: MemoryGainConfig
     report: ReportConfig
     weight_average: WeightAverageConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_added(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: own if name in cls.model_fields else _added(name, own) for name, own in value.items()}
+
+
+def _added(name: str, own: object) -> object:
+    """Return the settings of a callback that is not this program's."""
+    if isinstance(own, Settings):
+        return own
+    key = f"callbacks.{name}"
+    if name in names("callback"):
+        return parse(lookup("callback", name).config or Settings, {} if own is None else own, key)
+    if name in _DONE_HERE:
+        raise UserError(f"{key} cannot be added: {_DONE_HERE[name]} does its work")
+    known = [*names_in(CallbacksConfig, "callbacks"), *(f"callbacks.{part}" for part in names("callback"))]
+    if name not in _lightnings_callbacks():
+        raise UserError(
+            f"{key} is not a setting, nor a callback of Lightning's ({nearest(key, known)}); a part of your own needs "
+            "plugins=[FILE]"
+        )
+    if not isinstance(own, Mapping):
+        raise UserError(f"{key} is {own!r}, and must be a group of the callback's arguments")
+    return own
+
+
+def _lightnings_callbacks() -> list[str]:
+    from lightning.pytorch import callbacks  # needed where one is added, and the import of Lightning takes seconds
+
+    return [name for name in callbacks.__all__ if name != "Callback"]
 
 
 class LoggerConfig(Settings):

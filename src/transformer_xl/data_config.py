@@ -256,4 +256,4 @@ _CORPORA: dict[str, type[DataConfig]] = {
     "tokens": TokensConfig,
     "recall": RecallConfig,
 }
-Data = Annotated[DataConfig, by_kind("corpus", DataConfig, _CORPORA)]
+Data = Annotated[DataConfig, by_kind("corpus", DataConfig, _CORPORA, without=CountedConfig)]

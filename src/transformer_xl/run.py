@@ -39,6 +39,7 @@ from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import wandb as monitors
 from transformer_xl.training.checkpoint import LAST, step_checkpoints, validation_is_due
 from transformer_xl.training.optim import check_installed
+from transformer_xl.training.outside import added_logger
 from transformer_xl.training.stopping import StopSignals, stopped_by
 
 if TYPE_CHECKING:
@@ -361,6 +362,11 @@ class Run:
     def _open_logger(self, trainer: Trainer) -> None:
         """Open the run's logger, and log again what a killed process took along."""
         logger, folder, identity = self.config.logger, self.folder, self.identity
+        added = added_logger(logger, self)
+        if added is not None:
+            trainer.loggers = [added]
+            self.monitor = f"{logger.kind}, and every figure is in {shown(folder)}/metrics.jsonl"
+            return
         if not isinstance(logger, WandbConfig) or self.config.trainer.fast_dev_run:
             self.monitor = f"none; every figure is in {shown(folder)}/metrics.jsonl"
             return

@@ -124,13 +124,20 @@ def names_in(cls: type[Settings], key: str = "") -> Iterator[str]:
         yield from names_in(kind, key)
 
 
-def by_kind(part: str, base: type[Settings], own: Mapping[str, type[Settings]] | None = None) -> Any:
+def by_kind(
+    part: str,
+    base: type[Settings],
+    own: Mapping[str, type[Settings]] | None = None,
+    *,
+    without: type[Settings] | None = None,
+) -> Any:
     """Return the annotation of a group whose `kind` says which class its settings have.
 
     Args:
         part: the kind of part in the registry, where each `kind` is registered with its class.
         base: of all these classes.
         own: further classes, of what is made without the registry.
+        without: what a part without settings of its own has; None: `base`.
     """
 
     def validate(value: object) -> Settings:
@@ -140,10 +147,11 @@ def by_kind(part: str, base: type[Settings], own: Mapping[str, type[Settings]] |
             raise ValueError("must be a group of settings")
         kind, classes = str(value.get("kind")), own or {}
         if kind not in classes and kind not in names(part):
+            near = nearest(kind, [*classes, *names(part)])
             raise _BrokenRulesError(
-                [f"kind is {_shown(value.get('kind'))} ({nearest(kind, [*classes, *names(part)])})"]
+                [f"kind is {_shown(value.get('kind'))} ({near}); a part of your own needs plugins=[FILE]"]
             )
-        cls: type[Settings] = classes[kind] if kind in classes else lookup(part, kind).config or base
+        cls: type[Settings] = classes[kind] if kind in classes else lookup(part, kind).config or without or base
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -195,6 +203,8 @@ def _problems(error: ValidationError, cls: type[Settings], value: object, key: s
             yield from _problems(cause.error, cause.cls, found["input"], name)
         elif isinstance(cause, _BrokenRulesError):
             yield from (_join(name, problem) for problem in cause.problems)
+        elif isinstance(cause, UserError):
+            yield str(cause)
         elif found["type"] == "missing":
             yield f"{name} is missing"
         elif found["type"] == "extra_forbidden":

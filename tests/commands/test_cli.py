@@ -53,10 +53,10 @@ MISTAKES = {
 def test_a_mistake_ends_in_one_line_and_leaves_nothing(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformer_xl.commands.train import train
+    from transformer_xl.commands.train import train_by_command
 
     monkeypatch.chdir(tmp_path)
-    assert cli.run("train", train, list(arguments), check=cli.configure) == 2
+    assert cli.run("train", train_by_command, list(arguments), check=cli.configure) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1, said.err

@@ -35,7 +35,7 @@ def main() -> None:
     go_on_without_screen()
     with contextlib.suppress(Exception):  # where there is no screen
         faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
-    sys.exit(cli.run("train", train_by_command))
+    sys.exit(cli.run("train", train_by_command, check=cli.configure))
 
 
 def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:

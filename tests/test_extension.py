@@ -1,0 +1,157 @@
+"""Parts from files outside the package: chosen like the shipped ones, trained, resumed, loaded again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+
+import transformer_xl as txl
+from tests.conftest import QUIET, REPOSITORY, TINY_MODEL, Outcome
+from transformer_xl import registry
+from transformer_xl.commands import cli
+from transformer_xl.errors import UserError
+
+Run = Callable[..., Outcome]
+PARTS = REPOSITORY / "examples" / "parts"
+CHOSEN = {
+    "lion": ["optimizer=lion", "optimizer.beta2=0.9", "optimizer.lr=0.001"],
+    "stable": ["scheduler=stable", "scheduler.fall=0.5", "scheduler.warmup_steps=2"],
+    "weight_norm": ["+callbacks.weight_norm.every=2"],
+    "csv_log": ["logger=csv", "logger.flush=1"],
+    "nibbles": ["data.tokenizer=nibbles"],
+    "alibi": ["model/position=alibi", "model.position.steepest=0.01"],
+    "sums": ["data=sums", "data.digits=1", "data.sums=300", "data.tokenizer=char"],
+}
+"""File of a part -> what chooses it."""
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the parts after each test, as a process does."""
+    for kind in registry.HOMES:
+        registry.names(kind)  # the shipped parts stay
+    cli.compose()  # Hydra's own choices too
+    monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
+    monkeypatch.setattr(registry, "_entries", {kind: dict(found) for kind, found in registry._entries.items()})
+    monkeypatch.setattr(registry, "loaded", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for part in PARTS.glob("*.py"):
+        sys.modules.pop(part.stem, None)
+
+
+def plugins(*names: str) -> str:
+    return f"plugins=[{','.join(str(PARTS / f'{name}.py') for name in names)}]"
+
+
+def small(tmp_path: Path) -> list[str]:
+    sizes = ["data.batch_size=4", "data.segment_len=5", "trainer.accelerator=cpu", "trainer.max_steps=6"]
+    return [*TINY_MODEL, *QUIET, *sizes, f"data.cache_dir={tmp_path / 'corpora'}"]
+
+
+def test_parts_are_short() -> None:
+    assert {path.stem for path in PARTS.glob("*.py")} >= set(CHOSEN)
+    for name in CHOSEN:
+        assert (PARTS / f"{name}.py").read_text().count("\n") <= 40
+
+
+@pytest.mark.parametrize("name", [*CHOSEN, "linear_recurrence"])
+def test_a_part_trains_and_the_run_goes_on_and_is_loaded(name: str, tiny_run: Run, tmp_path: Path) -> None:
+    arguments = [plugins(name), *CHOSEN.get(name, []), "trainer.max_steps=4"]
+    arguments += [] if name == "stable" else ["scheduler.total_steps=6"]
+    if name == "linear_recurrence":  # a network with a memory of its own
+        own = [line for line in small(tmp_path) if not line.startswith(("model.", "data.cache"))]
+        run = tiny_run(*own, "data=recall", f"model={name}", "model.d_model=16", *arguments, base=False)
+    else:
+        run = tiny_run(*(small(tmp_path) if name == "sums" else []), *arguments, base=name != "sums")
+    assert run.status == 0
+    assert tiny_run(plugins(name), f"resume={run.folder}", "trainer.max_steps=6", base=False).status == 0
+    assert sorted(run.values("train/loss")) == [1, 2, 3, 4, 5, 6]
+    assert txl.load_model(run.folder).vocabulary is not None
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+
+
+def test_all_parts_train_together(tiny_run: Run, tmp_path: Path) -> None:
+    chosen = [choice for name, choices in CHOSEN.items() if name != "nibbles" for choice in choices]
+    run = tiny_run(*small(tmp_path), plugins(*CHOSEN), *chosen, "data.tokenizer=nibbles", base=False)
+    assert run.status == 0
+    model = txl.load_model(run.folder)
+    assert (model.vocab_size, model.vocabulary.kind) == (16, "nibbles")
+    assert "train/loss" in (run.folder / "metrics.csv").read_text()
+
+
+def test_settings_of_a_part_have_defaults_and_rules_of_their_own() -> None:
+    config = txl.compose("optimizer=lion", "optimizer.beta1=0.5", plugins=[str(PARTS / "lion.py")])
+    assert (config.optimizer.beta1, config.optimizer.beta2) == (0.5, 0.99)  # type: ignore[attr-defined]
+    assert config.optimizer.lr == txl.compose().optimizer.lr
+    with pytest.raises(UserError, match=r"optimizer.beta3 is not a setting \(the nearest is optimizer.beta2\)"):
+        txl.compose("optimizer=lion", "optimizer.beta3=1", plugins=[str(PARTS / "lion.py")])
+    with pytest.raises(UserError, match=r"callbacks.weight_norm.every is 0, and must be at least 1"):
+        txl.compose("+callbacks.weight_norm.every=0", plugins=[str(PARTS / "weight_norm.py")])
+
+
+def test_lightnings_callbacks_are_had_by_their_name(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    stops = "+callbacks.EarlyStopping={monitor:train/loss,stopping_threshold:100.0,check_on_train_epoch_end:false}"
+    run = tiny_run(stops, "trainer.max_steps=6", "trainer.val_check_interval=2")
+    assert run.status == 0
+    assert max(run.values("train/loss")) < 6
+    for wrong, words in {
+        "+callbacks.ModelCheckpoint.monitor=x": "callbacks.ModelCheckpoint cannot be added: callbacks.checkpoint does",
+        "+callbacks.EarlyStoping.monitor=x": "callbacks.EarlyStoping is not a setting, nor a callback of Lightning's",
+        "+callbacks.EarlyStopping.monitr=x": "callbacks.EarlyStopping cannot be made",
+    }.items():
+        assert tiny_run(wrong, name="wrong").status == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_run_whose_part_is_missing_says_so_and_imports_nothing(tmp_path: Path) -> None:
+    from transformer_xl.run_folder import write_config
+
+    write_config(txl.compose("optimizer=lion", plugins=[str(PARTS / "lion.py")]), tmp_path)
+    _forget("optimizer", "lion")
+    with pytest.raises(UserError, match=r"optimizer.kind is 'lion' .*a part of your own needs plugins="):
+        txl.compose(f"resume={tmp_path}")
+
+
+def _forget(kind: str, name: str) -> None:
+    del registry._entries[kind][name]
+
+
+def test_a_taken_name_and_a_taken_module_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import transformer_xl as txl\n@txl.register('optimizer', 'adam')\ndef adam(groups, settings): ...\n"
+    )
+    with pytest.raises(UserError, match=r"optimizer 'adam' of mine.adam is taken"):
+        txl.compose(plugins=[str(tmp_path / "mine.py")])
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(UserError, match=r"another module is called json .*rename the file"):
+        txl.compose(plugins=[str(tmp_path / "json.py")])
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.slow
+def test_parts_are_swept_and_train_on_two_processes(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "train.py"), plugins("lion", "sums"), *CHOSEN["lion"], *CHOSEN["sums"]]
+    command += ["-m", "optimizer.beta1=0.8,0.9", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_steps=3"]
+    command += ["data.batch_size=4", "data.segment_len=5", "model.n_layer=1", "model.d_model=16", "logger=none"]
+    command += ["callbacks.report.memory_tokens=0", "hydra.sweep.dir=sweep"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    for number, beta1 in enumerate((0.8, 0.9)):
+        checkpoint: Any = torch.load(tmp_path / f"sweep/{number}/checkpoints/last.ckpt", weights_only=True)
+        assert checkpoint["config"]["optimizer"]["beta1"] == beta1
+
+
+def test_help_lists_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run("train", lambda call: None, [plugins("lion"), "--help"]) == 0
+    assert "adam, adamw, lamb, lion, sgd" in capsys.readouterr().out

@@ -262,8 +262,8 @@ class Run:
             print(line, flush=True)
 
     def names(self, key: str) -> bool:
-        """Return whether the command itself names a setting or its group."""
-        return self.given is None or not {key, key.partition(".")[0]}.isdisjoint(self.given)
+        """Return whether the command itself names a setting."""
+        return self.given is None or key in self.given
 
     def was_finished(self, max_steps: int) -> bool:
         """Return whether nothing is left to do, in training and in the report."""
@@ -328,7 +328,7 @@ class Run:
         theirs = {name: tuple(tensor.shape) for name, tensor in self.state["state_dict"].items()}
         ours = {f"model.{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         for name in [*ours, *theirs]:
-            if name.startswith("model.") and theirs.get(name) != ours.get(name):
+            if theirs.get(name) != ours.get(name):
                 raise UserError(
                     f"{self.checkpoint} cannot be resumed: its weight {name} is {theirs.get(name, 'missing')}, and "
                     f"the run's is {ours.get(name, 'missing')}"
@@ -370,11 +370,15 @@ class Run:
         if not isinstance(logger, WandbConfig) or self.config.trainer.fast_dev_run:
             self.monitor = f"none; every figure is in {shown(folder)}/metrics.jsonl"
             return
-        settings = plain(self.config)
+        settings, name = plain(self.config), self.config.name or os.environ.get("WANDB_NAME")
+        if "WANDB_PROJECT" in os.environ and not self.names("logger.project"):
+            logger = replace(logger, project=os.environ["WANDB_PROJECT"])
+        if "WANDB_TAGS" in os.environ and not self.names("logger.tags"):
+            logger = replace(logger, tags=os.environ["WANDB_TAGS"].split(","))
         monitor = monitors.open_wandb(
             logger,
             folder=folder,
-            name=self.config.name or folder.name,
+            name=name or folder.name,
             run_id=identity.run_id,
             settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
         )
@@ -520,6 +524,8 @@ def _decide(config: Config, command: Command, signals: StopSignals, stack: conte
         given=command.given,
         summary=Summary(command=command.typed),
     )
+    if command.folder is None and config.name is not None and slug(config.name) != config.name:
+        run.notes.append(f"note     name={config.name} stands for the folder {shown(folder)}")
     if origin is not None:
         _go_on(run, origin, command, is_auto=resume == AUTO)
     elif config.init_from is not None:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
@@ -29,6 +29,8 @@ from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig
 from transformer_xl.data_config import CorpusConfig, Data, DataConfig, tokenizers
 from transformer_xl.errors import UserError, atomic_write
 from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, replace
+
+S = TypeVar("S", bound=Settings)
 
 AUTO = "auto"
 """The value of `resume=` that starts a run, goes on with it, or reports it, whatever its folder holds."""
@@ -97,6 +99,8 @@ def locked(folder: Path) -> Iterator[None]:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
         lock.release()
 
 
@@ -154,7 +158,15 @@ def config_of(folder: Path) -> Config:
     Raises:
         UserError: its `config.yaml` is damaged, or another version's, and how.
     """
-    return expanded(parse(Config, read_config(folder)))
+    return expanded(_parsed(Config, folder))
+
+
+def _parsed(cls: type[S], folder: Path) -> S:
+    try:
+        return parse(cls, read_config(folder))
+    except UserError as error:
+        path = folder / "config.yaml"
+        raise error if str(path) in str(error) else UserError(f"{path} is of another version: {error}") from error
 
 
 def write_config(config: Config, folder: Path) -> None:
@@ -220,7 +232,7 @@ def saved_config(folder: Path) -> SavedConfig:
     Raises:
         UserError: the file is damaged.
     """
-    saved = parse(SavedConfig, read_config(folder))
+    saved = _parsed(SavedConfig, folder)
     return replace(saved, data=expanded_data(saved.data))
 
 

@@ -50,7 +50,6 @@ def openmp_of(base: list[str], folder: Path, **environment: str | None) -> dict[
 
 
 @pytest.mark.slow
-@yet("OpenMP spins on a machine that others share")
 def test_12_a_short_spin_unless_the_user_has_chosen(base: list[str], tmp_path: Path) -> None:
     assert int(openmp_of(base, tmp_path)["GOMP_SPINCOUNT"]) <= 10_000
 
@@ -71,7 +70,6 @@ def wandb_log(folder: Path) -> bytes:
 OFFLINE = ["logger=wandb", "logger.mode=offline", "hydra.run.dir=run"]
 
 
-@yet("WANDB_PROJECT, WANDB_NAME and WANDB_TAGS are ignored")
 def test_18_the_environment_counts(forks: Forks, base: list[str], tmp_path: Path) -> None:
     environment = {
         "WANDB_PROJECT": "their-project",
@@ -98,7 +96,6 @@ def test_18_what_the_command_names_counts_more(forks: Forks, base: list[str], tm
     assert b"theirs" not in log
 
 
-@yet("under an agent the run has another id than W&B's")
 def test_18_under_an_agent_the_run_has_its_id(forks: Forks, base: list[str], tmp_path: Path) -> None:
     """And a resume by hand goes on in it."""
     arguments = [*without(base, "logger"), *OFFLINE]
@@ -200,7 +197,6 @@ def test_28_a_cache_folder_that_cannot_be_used_is_named_by_its_setting(base: lis
     ends_in_one_line(call("train", *without(base, "data.cache_dir"), "hydra.run.dir=run"), "data.cache_dir")
 
 
-@yet("MASTER_PORT in use is told as another process that has ended")
 def test_28_a_port_that_is_in_use(forks: Forks, base: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -211,9 +207,15 @@ def test_28_a_port_that_is_in_use(forks: Forks, base: list[str], tmp_path: Path)
     assert "has ended" not in result.err
 
 
-@yet("another version's config.yaml is not named")
 @pytest.mark.parametrize("change", ["missing", pytest.param("unknown", marks=SLOW)])
-@pytest.mark.parametrize("command", ["train", "evaluate", pytest.param("generate", marks=SLOW)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        pytest.param("evaluate", marks=yet("another version's config.yaml is not named")),
+        pytest.param("generate", marks=[yet("another version's config.yaml is not named"), SLOW]),
+    ],
+)
 def test_28_another_versions_configuration_is_named(trained: Path, tmp_path: Path, command: str, change: str) -> None:
     run = copy_run(trained, tmp_path / "run")
     settings = yaml.safe_load((run / "config.yaml").read_text())
@@ -261,7 +263,7 @@ def started_as(name: str, *arguments: str) -> Result:
 
 @pytest.mark.parametrize(
     "command",
-    [*(pytest.param(name, marks=yet("help names scripts")) for name in COMMANDS[:5]), *COMMANDS[5:]],
+    [*(pytest.param(name) for name in COMMANDS[:5]), *COMMANDS[5:]],
 )
 def test_29_help_names_commands_as_this_one_was_started(command: str) -> None:
     result = started_as(command, "--help")
@@ -270,7 +272,6 @@ def test_29_help_names_commands_as_this_one_was_started(command: str) -> None:
     assert not re.search(r"\b(train|evaluate|score|generate)\.py\b", result.out)
 
 
-@yet("commands are proposed by scripts that are not there")
 def test_29_a_run_proposes_commands_as_it_was_started(base: list[str]) -> None:
     result = started_as("train", *base, "hydra.run.dir=run")
     assert result.status == 0, result.printed
@@ -278,7 +279,6 @@ def test_29_a_run_proposes_commands_as_it_was_started(base: list[str]) -> None:
     assert not re.search(r"\b(train|evaluate|score|generate)\.py\b", result.printed)
 
 
-@yet("commands are proposed by scripts that are not there")
 def test_29_a_stop_proposes_the_command_as_it_was_started(forks: Forks, base: list[str], tmp_path: Path) -> None:
     stops = [Stop("train_batch", 3, "SIGTERM")]
     arguments = [*base, "hydra.run.dir=run"]

@@ -499,7 +499,6 @@ def test_17_a_batch_script_that_calls_python_itself(forks: Forks, base: list[str
         ends_in_one_line(result, "srun")
 
 
-@pytest.mark.xfail(strict=True, reason="issue: Slurm's variables without srun")
 @pytest.mark.slow
 def test_17_two_processes_in_a_batch_script_without_srun(forks: Forks, base: list[str], tmp_path: Path) -> None:
     arguments = [*base, "trainer.devices=2", "hydra.run.dir=run"]

@@ -310,7 +310,6 @@ def test_27_the_sweep_went_well(sweep: tuple[Result, Path]) -> None:
 
 
 @pytest.mark.slow
-@yet("no line says which job starts")
 def test_27_a_line_says_which_job_starts(sweep: tuple[Result, Path]) -> None:
     lines = [line for line in sweep[0].printed.splitlines() if re.search(r"\b[1-4] of 4\b", line)]
     assert len(lines) == 4
@@ -319,7 +318,6 @@ def test_27_a_line_says_which_job_starts(sweep: tuple[Result, Path]) -> None:
 
 
 @pytest.mark.slow
-@yet("the table's objective has no unit and no best")
 def test_27_the_table_has_a_unit_and_a_best(sweep: tuple[Result, Path]) -> None:
     table = sweep[0].out[sweep[0].out.rindex("objective") if "objective" in sweep[0].out else 0 :]
     assert re.search(r"\bnats\b|\bbpc\b|val/loss", table)
@@ -327,7 +325,6 @@ def test_27_the_table_has_a_unit_and_a_best(sweep: tuple[Result, Path]) -> None:
 
 
 @pytest.mark.slow
-@yet("jobs that differ by seed alone have no mean")
 def test_27_jobs_that_differ_by_seed_alone_have_a_mean_and_a_deviation(sweep: tuple[Result, Path]) -> None:
     folders = [path for path in sweep[1].glob("sweep/*") if (path / "summary.json").exists()]
     by_length: dict[int, list[float]] = {}
@@ -340,7 +337,6 @@ def test_27_jobs_that_differ_by_seed_alone_have_a_mean_and_a_deviation(sweep: tu
 
 
 @pytest.mark.slow
-@yet("a stopped sweep does not print the command that goes on")
 def test_27_a_stopped_sweep_prints_the_command_that_goes_on(forks: Forks, base: list[str], tmp_path: Path) -> None:
     arguments = ["-m", *without(base, "trainer.max_steps"), "trainer.max_steps=100000", "seed=1,2"]
     process = forks.start("train", arguments, tmp_path)

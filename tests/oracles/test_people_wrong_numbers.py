@@ -247,7 +247,6 @@ def test_7_a_validation_or_test_in_which_nothing_is_predicted(base: list[str], l
 # --- 8: settings that are accepted without effect ---
 
 
-@yet("recipe.segment_len has no effect with data=recall")
 def test_8_a_recipes_setting_that_the_data_does_not_use(base: list[str]) -> None:
     kept = ("data", "data.path", "data.cache_dir", "data.tokenizer", "data.segment_len")
     settings = [*without(base, *kept), "data=recall", "recipe.segment_len=24", "hydra.run.dir=run"]
@@ -260,14 +259,12 @@ def test_8_a_group_of_hydras_given_as_a_setting(base: list[str], setting: str) -
     assert not Path("run").exists()
 
 
-@yet("name=a/b becomes another folder")
 @pytest.mark.parametrize("name", ["a/b", "../b"])
 def test_8_a_name_with_a_slash(base: list[str], name: str) -> None:
     is_refused_or_said(call("train", *base, f"name={name}"), name)
     assert not Path("b").exists()
 
 
-@yet("a schedule that does not fit the run is not noted")
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("scheduler.warmup_steps", "50"), ("scheduler.total_steps", "3"), ("scheduler.warmup_steps", "6")],
@@ -277,7 +274,6 @@ def test_8_a_schedule_that_does_not_fit_the_run(base: list[str], setting: str, v
     is_refused_or_said(call("train", *settings), setting)
 
 
-@yet("init_from trains with the preset's full learning rate")
 def test_8_weights_of_another_run_with_the_presets_learning_rate(base: list[str], trained: Path) -> None:
     settings = [*without(base, "optimizer.lr"), f"init_from={trained}", "hydra.run.dir=run"]
     is_refused_or_said(call("train", *settings), "optimizer.lr")

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from transformer_xl import processes, registry
 from transformer_xl.config import Config
-from transformer_xl.errors import Stopped, UserError, first_line
+from transformer_xl.errors import Stopped, UserError, first_line, program
 from transformer_xl.registry import nearest
 from transformer_xl.settings import Settings, defaults, parse
 
@@ -275,11 +275,12 @@ def _from_source(call: Call, composed: DictConfig, source: str) -> Config:
 
 def _of_run(call: Call, resume: str) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Lay a command on the configuration of the run that it goes on with, which OmegaConf never reads."""
-    from transformer_xl.run_folder import read_config, read_identity
+    from transformer_xl.run_folder import config_of, read_config, read_identity
 
     folder = Path(os.path.expanduser(resume)).absolute()
     if not resume or not (folder / "config.yaml").is_file():
         raise UserError(f"resume={resume} must be the folder of a run, and there is no {folder / 'config.yaml'}")
+    config_of(folder)  # what is wrong with the file itself names it
     saved: dict[str, Any] = read_config(folder)
     identity = read_identity(folder)
     choices = {} if identity is None else identity.choices
@@ -535,6 +536,7 @@ def _register_resolvers(conf: Path) -> None:
     OmegaConf.register_new_resolver(
         "sweep_folder", lambda root: str(claim_now(Path(root), first="sweep")), use_cache=True, replace=True
     )
+    OmegaConf.register_new_resolver("program", program, replace=True)
     OmegaConf.register_new_resolver("settings_of", settings_of, replace=True)
     OmegaConf.register_new_resolver("choices_of", choices_of, replace=True)
 

@@ -29,21 +29,21 @@ _NOTHING = "-"
 _HELP = """\
 usage: txl-data prepare|inspect [group=choice] [key=value] ... [--verify]
 
-Turn a corpus into the token files that train.py reads, and say what is in them.
+Turn a corpus into the token files that training reads, and say what is in them.
 
   prepare   builds the files where they are not ready, so that a run starts at once
   inspect   builds them too, and shows files, splits, tokens, bytes per token, vocabulary, most frequent symbols, the
             share of <unk>, the longest document, first lines, and what is unusual for a run with these settings;
             with --verify it first reads every token file and source file, and compares their checksums
 
-Settings are those of train.py, and the same token files are found by both:
+Settings are those of txl-train, and the same token files are found by both:
 
   txl-data prepare data=wikitext103
   txl-data prepare data=text data.path=FOLDER data.tokenizer=bpe
   txl-data inspect data=text data.path=FOLDER data.tokenizer=bpe model=txl_base data.batch_size=4
   txl-data inspect data=enwik8 --verify
 
-`python train.py --help` lists all settings. Nothing is written but the token files, below data.cache_dir."""
+`txl-train --help` lists all settings. Nothing is written but the token files, below data.cache_dir."""
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def _open(config: Config, *, command: str) -> Corpus:
         if source is not None:
             raise UserError(
                 f"{name} is {source!r}, and must be left out: txl-data reads a corpus by its own vocabulary, and "
-                "train.py by a trained model's when it starts"
+                "training by a trained model's when it starts"
             )
     return open_corpus(config.data, announce=print, seed=config.seed)
 

@@ -38,6 +38,16 @@ from transformer_xl.training.wandb import UPLOAD_WITH, optional
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.04
+_OF_RECIPE = {
+    "segment_len": "data.segment_len",
+    "batch_size": "data.batch_size",
+    "lr": "optimizer.lr",
+    "warmup_steps": "scheduler.warmup_steps",
+    "max_steps": "trainer.max_steps",
+    "val_every_n_steps": "trainer.val_check_interval",
+    "gradient_clip_val": "trainer.gradient_clip_val",
+}
+"""A recipe's settings, and those that usually refer to them."""
 
 
 # ---- before the first step
@@ -119,6 +129,12 @@ def _notes(run: Run, counts: Mapping[str, int], length: RunLength) -> list[str]:
         notes.append(
             f"callbacks.weight_average.start_step is {start}, after the last step, {steps}: nothing is averaged"
         )
+    for name, key in _OF_RECIPE.items():
+        group, _, setting = key.partition(".")
+        if run.given is not None and run.names(f"recipe.{name}") and not run.names(key):
+            asked, used = getattr(config.recipe, name), getattr(getattr(config, group), setting)
+            if asked != used:
+                notes.append(f"recipe.{name} is {asked}, and has no effect here: {key} is {used}")
     if 0 < steps <= warmup:
         notes.append(f"scheduler.warmup_steps is {warmup}, and the run has {steps} steps: it never ends its warm-up")
     if run.step < steps and total < steps:

@@ -305,7 +305,7 @@ def _print_seeds(records: list[JobRecord]) -> None:
     ]
     if rows:
         print()
-        print_table(["overrides", "seeds", "objective, mean ± deviation"], rows)
+        print_table(["overrides", "seeds", "val/loss in nats, mean ± deviation"], rows)
 
 
 def print_comparison(records: Sequence[JobRecord]) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 import transformer_xl as txl
 from tests.conftest import Outcome, tiny_overrides
-from tests.model.kinds import model_of
 from transformer_xl.commands import cli, evaluation
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.models import find_models
@@ -238,7 +237,9 @@ def row(**changes: Any) -> Any:
     context = Context(segment_len=64, mem_len=values["mem_len"], clamp_len=400, same_length=values["same_length"])
     return SimpleNamespace(
         model=SimpleNamespace(name=values["name"], path=values["name"], checkpoint="best", config=None),
-        loaded=SimpleNamespace(model=model_of("gru")),
+        network=SimpleNamespace(label="gru"),
+        parameters=151_107_538,
+        attends=False,
         data=SimpleNamespace(counts=lambda: {"test": 245_569, "valid": 9}),
         split=values["split"],
         reading=SimpleNamespace(context=context, label=lambda: values["label"], batch_size=1),
@@ -272,7 +273,7 @@ def test_rows_stand_in_80_columns_with_what_they_share_in_the_title(capsys: pyte
         assert part in title
     assert "245,568 predictions" in title
     title, body = printed(capsys, row(), row(name="[red]other[/red]"))
-    assert body[2] == ["[red]other[/red]", body[2][1], "2.0794", "8.0000", "0.6000"]
+    assert body[2] == ["[red]other[/red]", "151.1M", "2.0794", "8.0000", "0.6000"]
     assert "segment / memory 64 / 640" in title
 
 

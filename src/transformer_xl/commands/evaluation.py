@@ -69,12 +69,8 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         heading = " or ".join(dict.fromkeys(f"{row.data.name}{beside_scores(row.data)}" for row in rows))
         _print_all(rows, heading=heading)
         _print(f"Numbers: {record}; pictures: {folder}/")
-        title = f"{heading}, {config.split} split"
-        draw(
-            rows,
-            folder,
-            title=f"{models[0].name}, {title}" if one else title,
-        )
+        name = f"{models[0].name}, " if one else ""
+        draw(rows, folder, title=f"{name}{heading}, {config.split} split")
     for model in models if config.wandb else ():
         _print(f"{model.name}: {publish(next(row for row in rows if row.model == model))}")
     return rows[0].score.loss
@@ -172,9 +168,9 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
     columns: dict[str, list[str]] = {"reading": labels}
     if not one_model:
         with_labels = len(set(labels)) > 1
-        kinds = [row.loaded.model.config.label + (f", {row.reading.label()}" if with_labels else "") for row in rows]
+        kinds = [row.network.label + (f", {row.reading.label()}" if with_labels else "") for row in rows]
         columns = {"model": [f"{row.model.name}\n{kind}" for row, kind in zip(rows, kinds, strict=True)]}
-        columns["params"] = [_short(sum(weights.numel() for weights in row.loaded.model.parameters())) for row in rows]
+        columns["params"] = [_short(row.parameters) for row in rows]
     columns["loss"] = [_figure(row.score.loss) for row in rows]
     for name in _units(rows):
         columns[in_words(name).replace("bits per byte", "bits /\nbyte")] = [
@@ -286,7 +282,7 @@ def _about_memory(rows: Sequence[Row]) -> Iterator[str]:
             f"show what a memory of {longest:,} gives; {advice}."
         )
     run = rows[0].model.config
-    trained = 0 if run is None or not rows[0].loaded.model.attends else run.model.mem_len
+    trained = 0 if run is None or not rows[0].attends else run.model.mem_len
     if any(row.memory < trained for row in rows) and longest >= trained:
         yield (
             f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
@@ -363,7 +359,7 @@ def _draw_by_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
     for (name, label), group in groups.items():
         ordered = sorted((row for row, _ in group), key=lambda row: row.memory)
         longest = ordered[-1]
-        has_length = longest.reading.context.stride is None and longest.loaded.model.attends
+        has_length = longest.reading.context.stride is None and longest.attends
         lines.append(
             plots.MemoryLine(
                 label=f"{name}, {label}" if label and sum(key[0] == name for key in groups) > 1 else name,

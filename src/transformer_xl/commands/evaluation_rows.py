@@ -38,6 +38,7 @@ from transformer_xl.inference.evaluate import (
 from transformer_xl.inference_config import EvaluateConfig, ReadingConfig
 from transformer_xl.init_from import fitting
 from transformer_xl.model.base import Context
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.run_folder import Summary
 from transformer_xl.scores import Score, Unit
 from transformer_xl.settings import parse, plain, replace
@@ -45,6 +46,7 @@ from transformer_xl.settings import parse, plain, replace
 _LISTED = {"segment_len": "segment", "mem_len": "memory", "clamp_len": "clamp", "same_length": "same length"}
 """Settings of which a list may be given, and what a row is called by them."""
 _SHARES = {"data.test_fraction", "data.valid_fraction", "data.split"}
+"""Settings that say which part of a text is the test split."""
 _SEED_WITHOUT_A_RUN = 1
 """Of synthetic data: `conf/train.yaml`'s."""
 _SECONDS_BETWEEN_LINES, _SECONDS_ON_A_TERMINAL = 10.0, 0.5
@@ -85,7 +87,10 @@ class Row:
     """One model, read in one way: the losses, and all that they depend on."""
 
     model: NamedModel
-    loaded: LoadedModel
+    network: ModelConfig
+    parameters: int
+    attends: bool
+    precision: str
     data: Dataset
     data_path: str | None
     split: str
@@ -146,8 +151,8 @@ class Row:
         found: dict[str, Any] = {
             "model": self.model.path,
             "label": self.reading.label(),
-            "kind": self.loaded.model.config.kind,
-            "parameters": sum(parameter.numel() for parameter in self.loaded.model.parameters()),
+            "kind": self.network.kind,
+            "parameters": self.parameters,
             **{name: value if math.isfinite(value) else None for name, value in figures.items()},
             "tokens": self.score.tokens,
             "split": self.split,
@@ -156,7 +161,7 @@ class Row:
             **asdict(self.reading.context),
             **self.data.read_as,
             "max_tokens": self.max_tokens,
-            "precision": self.loaded.precision,
+            "precision": self.precision,
             "tokens_per_second": self.score.tokens / self.seconds,
             "data": self.data.name,
             "data_path": self.data_path,
@@ -216,11 +221,7 @@ def open_subject(model: NamedModel, config: EvaluateConfig, *, given: frozenset[
     if isinstance(settings, StoredConfig):
         settings = replace(settings, rebuild=False)
     is_own = own is not None and settings == (replace(own, rebuild=False) if isinstance(own, StoredConfig) else own)
-    if (
-        not is_own
-        and config.split == "test"
-        and not given & {"data.test_fraction", "data.valid_fraction", "data.split"}
-    ):
+    if not is_own and config.split == "test" and not given & _SHARES:
         settings = _read_whole(settings, own)
     data = _open_corpus(model, loaded, settings, is_own=is_own)
     return Subject(model=model, loaded=loaded, data=data, settings=settings, is_own=is_own)
@@ -314,9 +315,8 @@ def _contexts(own: Context, asked: ReadingConfig) -> list[Context]:
         given = dict(zip(listed, chosen, strict=True))
         context = own.resolved(**given, stride=asked.stride)
         if context.mem_len == 0 and given["same_length"] == "own":
-            context = dataclasses.replace(
-                context, same_length=False
-            )  # without memory there is nothing to keep at one length
+            # without memory there is nothing to keep at one length
+            context = dataclasses.replace(context, same_length=False)
         contexts.append(context)
     return contexts
 
@@ -337,7 +337,10 @@ def measure(subject: Subject, reading: Reading, config: EvaluateConfig, *, atten
         found = attention_by_distance(loaded.model, source, context, max_tokens=at_most, autocast=loaded.autocast)
     return Row(
         model=subject.model,
-        loaded=loaded,
+        network=loaded.model.config,
+        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        attends=loaded.model.attends,
+        precision=loaded.precision,
         data=data,
         data_path=getattr(subject.settings, "path", None),
         split=config.split,
@@ -352,14 +355,16 @@ def measure(subject: Subject, reading: Reading, config: EvaluateConfig, *, atten
 
 
 def _progress(label: str, *, total: int) -> Progress:
-    """Show how far a reading is on standard error: on a terminal a line that changes, elsewhere one now and then."""
+    """Return what shows how far a reading is: a line that changes on a terminal, elsewhere one now and then."""
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     started = last = time.monotonic()
 
     def progress(read: int, nll_sum: Tensor) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < (_SECONDS_ON_A_TERMINAL if on_terminal else _SECONDS_BETWEEN_LINES):
+        if read >= total and on_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if read >= total or now - last < (_SECONDS_ON_A_TERMINAL if on_terminal else _SECONDS_BETWEEN_LINES):
             return
         last, seconds = now, now - started
         left = int(seconds / max(1, read) * max(0, total - read))

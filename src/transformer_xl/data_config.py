@@ -48,6 +48,9 @@ class DataConfig(Settings):
 class StoredConfig(DataConfig):
     """A corpus on disk, turned once into token files below `cache_dir`, and what of it is one document."""
 
+    base: ClassVar[str] = "_stored"
+    """The file of `conf/data/` that a corpus from outside begins from."""
+
     cache_dir: str
     rebuild: bool
     documents: Literal["none", "file", "blank_line", "marker", "record"]
@@ -107,7 +110,6 @@ class CountedConfig(CorpusConfig):
     """A text whose vocabulary may be cut: of words and characters by count, of sub-words by size."""
 
     base: ClassVar[str] = "_text"
-    """The file of `conf/data/` that a corpus from outside begins from."""
 
     min_count: Count
     max_size: Count | None

@@ -390,8 +390,9 @@ def _publish(
     """Build into a folder beside `folder`, and rename it into place; what dead builders of it left is removed."""
     size = sum(file.size for file in sources.files)
     files = "1 file" if len(sources.files) == 1 else f"{len(sources.files):,} files"
+    what = f"{files} ({size / 1e6:,.1f} MB) of {sources.location}" if sources.files else f"what {sources.setting} gives"
     began = time.monotonic()
-    announce(f"data: turning {files} ({size / 1e6:,.1f} MB) of {sources.location} into token files, once")
+    announce(f"data: turning {what} into token files, once")
     for left in folder.parent.glob(f".building-{folder.name}-*"):
         remove(left)
     temporary = folder.with_name(f".building-{folder.name}-{uuid4().hex}")

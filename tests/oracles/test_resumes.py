@@ -62,7 +62,8 @@ def resume(*arguments: str, status: int = 0) -> Result:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

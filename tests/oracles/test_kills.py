@@ -135,7 +135,7 @@ def test_killed_while_the_folders_files_are_written(
     assert_same_run(run, whole(*IN_PARTS))
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=SLOW), "SIGUSR1"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGINT", marks=SLOW), pytest.param("SIGUSR1", marks=SLOW)])
 @pytest.mark.parametrize(
     ("moment", "number", "step"), [("train_batch", 30, 8), pytest.param("validation_batch", 2, 6, marks=SLOW)]
 )
@@ -173,6 +173,7 @@ def test_stopped_in_many_ways_in_a_row(forks: Forks, base: list[str], whole: Who
     assert_same_run(run, whole(*IN_PARTS))
 
 
+@pytest.mark.slow
 def test_a_bug_keeps_its_traceback_and_the_run_goes_on_from_its_checkpoint(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path
 ) -> None:

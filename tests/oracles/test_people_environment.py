@@ -108,7 +108,7 @@ def test_18_under_an_agent_the_run_has_its_id(forks: Forks, base: list[str], tmp
     assert len(logs) == len(list((tmp_path / "run").glob("wandb/offline-run-*")))
 
 
-@pytest.mark.parametrize("key", ["model.mem_len", "optimizer.lr"])
+@pytest.mark.parametrize("key", ["model.mem_len", pytest.param("optimizer.lr", marks=SLOW)])
 def test_18_settings_with_dashes_are_taken_or_told_to_be_without(base: list[str], key: str) -> None:
     result = call("train", *without(base, key), f"--{key}=1", "hydra.run.dir=run")
     if result.status == 0:

@@ -93,7 +93,7 @@ def test_1_a_second_interruption_leaves_every_finished_step(
             *("validation_batch", 13, 6),
             marks=SLOW,
         ),
-        ([], "test_batch", 3, 6),
+        pytest.param([], "test_batch", 3, 6, marks=SLOW),
     ],
 )
 def test_1_the_step_is_on_disk_before_a_validation_or_test_begins(
@@ -225,6 +225,7 @@ def test_3_outputs_is_another_thing(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_3_a_folder_on_the_way_is_a_file(forks: Forks, base: list[str], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("no folder")
     for options in (["hydra.run.dir=taken/run"], ["-m", "seed=1,2", "hydra.sweep.dir=taken/sweep"]):
@@ -266,7 +267,8 @@ def test_4_a_mistaken_evaluation_leaves_the_others_folder_alone(forks: Forks, tr
         assert list(folder.iterdir()), "its pictures are gone"
 
 
-@pytest.mark.parametrize("wrong", ["model.mem_len=-1", pytest.param("data.path=nowhere.txt", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["model.mem_len=-1", "data.path=nowhere.txt"])
 def test_4_a_start_that_is_refused_leaves_the_others_lock_alone(
     forks: Forks, base: list[str], tmp_path: Path, wrong: str
 ) -> None:

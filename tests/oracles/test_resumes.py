@@ -222,7 +222,9 @@ def test_what_would_make_another_run_is_refused(train: Callable[..., Result], ch
     assert contents(Path("run")) == before
 
 
-@pytest.mark.parametrize("other", [["model.d_model=32"], ["optimizer=sgd"], pytest.param(["seed=7"], marks=SLOW)])
+@pytest.mark.parametrize(
+    "other", [["model.d_model=32"], pytest.param(["optimizer=sgd"], marks=SLOW), pytest.param(["seed=7"], marks=SLOW)]
+)
 def test_a_checkpoint_of_another_run_is_refused(train: Callable[..., Result], other: list[str]) -> None:
     train("trainer.max_steps=1", "hydra.run.dir=run")
     train("trainer.max_steps=1", "hydra.run.dir=other", *other)
@@ -232,6 +234,7 @@ def test_a_checkpoint_of_another_run_is_refused(train: Callable[..., Result], ot
     assert "last.ckpt" in resume("resume=run", "trainer.max_steps=2", status=2).err
 
 
+@pytest.mark.slow
 def test_a_resume_turns_the_monitor_on(train: Callable[..., Result]) -> None:
     train("trainer.max_steps=2", "scheduler.total_steps=4", "hydra.run.dir=run")
     resume("resume=run", "logger=wandb", "logger.mode=offline", "logger.project=mine", "trainer.max_steps=4")

@@ -210,8 +210,10 @@ def _problems(error: ValidationError, cls: type[Settings], value: object, key: s
         elif found["type"] == "extra_forbidden":
             yield f"{name} is not a setting ({_nearest_setting(name, owner)})"
         else:
-            bounds = {bound: f"{limit:.15g}" for bound, limit in found.get("ctx", {}).items() if bound != "expected"}
-            text = _KINDS_OF_VALUES.get(found["type"], found["msg"]).format_map(bounds)
+            limits = found.get("ctx", {}).items()
+            bounds = {bound: f"{limit:.15g}" for bound, limit in limits if isinstance(limit, int | float)}
+            message = found["msg"].removeprefix("Value error, must be ")
+            text = _KINDS_OF_VALUES[found["type"]].format_map(bounds) if found["type"] in _KINDS_OF_VALUES else message
             if found["type"] == "literal_error":
                 text = found["ctx"]["expected"].replace("'", "")
             field = owner.model_fields.get(name.rpartition(".")[2])

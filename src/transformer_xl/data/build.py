@@ -319,12 +319,7 @@ def open_corpus(
 
 
 def find_sources(config: StoredConfig, *, announce: Callable[[str], None]) -> Sources:
-    """Find a corpus's files, or the documents that a corpus from outside gives by split; `UserError` where it lacks.
-
-    Args:
-        config: of the corpus.
-        announce: gets a line for each step of a download.
-    """
+    """Find a corpus's files, or the documents that a corpus from outside gives; `announce` gets lines on downloads."""
     factory = registry.lookup("corpus", config.kind).factory
     if _is_shipped(factory):
         sources: Sources = factory(config, announce=announce)

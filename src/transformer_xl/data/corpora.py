@@ -291,13 +291,7 @@ PUBLISHED: dict[str, Published] = {
 def published_sources(config: PublishedConfig, *, announce: Callable[[str], None]) -> Sources:
     """Find a published corpus's files in `data.dir`, or fetch them once below `data.cache_dir`.
 
-    Args:
-        config: of the corpus.
-        announce: gets a line for each step of a download.
-
-    Raises:
-        UserError: files are missing or empty, or cannot be read, or none of their sources can be reached; it says
-            which file goes where.
+    `UserError` where files are missing, empty or out of reach; it says which file goes where.
     """
     kind, corpus = config.kind, PUBLISHED[config.kind]
     if config.dir is not None:
@@ -445,9 +439,8 @@ def _notes(kind: str, form: Form, found: Mapping[str, list[str]], files: tuple[S
 def deviations(config: PublishedConfig, counts: Mapping[str, int]) -> list[str]:
     """Return a sentence for each figure of a corpus that is not the published one.
 
-    Args:
-        config: of the corpus; nothing is compared where its tokenizer, line ends or documents are not the published.
-        counts: tokens of `train`, `valid` and `test`, and symbols of the `vocabulary`.
+    `counts`: tokens of `train`, `valid` and `test`, and symbols of the `vocabulary`. Nothing is compared where
+    tokenizer, line ends or documents are not the published ones.
     """
     corpus = PUBLISHED[config.kind]
     expected = corpus.expected.get(config.newline, {})

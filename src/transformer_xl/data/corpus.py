@@ -194,13 +194,7 @@ def token_dtype(size: int) -> np.dtype[Any]:
 
 
 def open_token_files(folder: Path, *, settings: Mapping[str, object], listing: str) -> TokenFiles | None:
-    """Map a folder's token files; None where it is missing, damaged, or built from something else.
-
-    Args:
-        folder: of a corpus.
-        settings: that decide what it holds.
-        listing: of the files that it must be built from.
-    """
+    """Map a folder's token files; None where it is damaged, or built from other settings or files (`listing`)."""
     try:
         written = (folder / SIDECAR).read_bytes()
         files = _open(folder, json.loads(written), settings=settings, listing=listing)

@@ -75,11 +75,7 @@ class SourceFailed(Exception):  # noqa: N818 - not an error: another source may 
 def fetch_first(sources: Sequence[WebFile | HubFolder], folder: Path, *, announce: Callable[[str], None]) -> str | None:
     """Fetch the first source that works, and record in the folder's `downloads.json` what came and whence.
 
-    Returns:
-        Why the last of the sources failed; None where one has worked.
-
-    Raises:
-        OSError: the files cannot be written here.
+    Return why the last of the sources failed; None where one has worked.
     """
     failure = None
     for source in sources:

@@ -120,18 +120,7 @@ class Encoder:
     def write(
         self, part: Range, *, split: str, folder: Path, limit: int | None, announce: Callable[[str], None]
     ) -> Written:
-        """Write a split's ids, and the places where its documents begin, into new files.
-
-        Args:
-            part: of the documents.
-            split: names the files.
-            folder: gets them.
-            limit: tokens at which the split ends; None: with its text.
-            announce: gets a line now and then.
-
-        Returns:
-            What the files hold.
-        """
+        """Write a split's ids and where its documents begin into new files; `limit`: tokens at which it ends."""
         written = Written(0, 0, 0, 0, 0)
         telling = Telling(f"turning the {split} split into tokens", part.end - part.begin, announce)
         opening = np.array(self.tokenizer.opening, token_dtype(self.tokenizer.size))

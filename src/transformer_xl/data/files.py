@@ -127,17 +127,10 @@ def sources_of_path(
     wanted: str,
     without: Path | None = None,
 ) -> Sources:
-    """Find the files that a path names, and put those into splits whose names say so.
+    """Find the files that `path` names, each written as `source` says, and put those into splits whose names say so.
 
-    Args:
-        config: `path`, `split` and the shares.
-        source: says how a file is written.
-        setting: what the user set, and its value, for messages.
-        wanted: what it must name, for messages.
-        without: a file that is no source.
-
-    Raises:
-        UserError: there is no file, or not all splits have one.
+    `setting` (what the user set) and `wanted` are for messages, `without` is a file that is no source. `UserError`
+    where there is no file, or not all splits have one.
     """
     location, files, notes = list_files(str(config.path), setting=setting, wanted=wanted)
     files = [file for file in files if file.path.resolve() != without]
@@ -186,11 +179,7 @@ def split_of_name(name: str) -> str | None:
 
 
 def source_of(file: SourceFile, *, format: str, field: str, setting: str) -> Source:
-    """Tell from a file's name how it is written, as far as `data.format` leaves that open.
-
-    Raises:
-        UserError: its name says that it is an archive, or a packed Parquet file.
-    """
+    """Tell from a file's name how it is written, as far as `data.format` leaves that open; `UserError` for archives."""
     stem, suffix = os.path.splitext(file.name.lower())
     compression = _COMPRESSIONS.get(suffix)
     if compression:
@@ -342,17 +331,9 @@ def read_bytes(source: Source) -> Iterator[bytes]:
 
 
 def unpack_tar(sources: Sequence[Source], *, folder: Path) -> list[Source]:
-    """Write members of one packed tar into a folder; the archive is read once, as a stream.
+    """Return members of one packed tar as files of their own in `folder`; it is read once, as a stream.
 
-    Args:
-        sources: members of the same archive.
-        folder: gets them, under numbers.
-
-    Returns:
-        The same texts as files of their own.
-
-    Raises:
-        UserError: the archive is damaged, lacks a member, or has one above its limit.
+    `UserError` where it is damaged, lacks a member, or has one above its limit.
     """
     import pyarrow
 

@@ -126,10 +126,7 @@ class Window(NamedTuple):
 def windows(flat: Flat, part: Range, split_point: Callable[[bytes], int]) -> Iterator[Window]:
     """Yield a range as whole documents, and long ones in parts.
 
-    Args:
-        flat: the documents.
-        part: of them.
-        split_point: finds the last place in some bytes where a document may be cut; 0: there is none.
+    `split_point` finds the last place in some bytes where a document may be cut; 0: there is none.
     """
     begin, width = part.begin, WINDOW
     while begin < part.end:

@@ -57,13 +57,7 @@ class SplitFigures:
 
 
 def figures_of(corpus: Corpus, config: Config, *, split: str) -> SplitFigures:
-    """Count what a split holds, in memory that does not grow with it.
-
-    Args:
-        corpus: opened.
-        config: whose `data` lays out training, and whose `eval` the other splits.
-        split: train, valid or test.
-    """
+    """Count what a split holds and lay it out as `config` does, in memory that does not grow with it."""
     files = corpus.files.splits[split]
     lengths = config.data if split == "train" else config.eval
     left_over = segments = refusal = None
@@ -106,12 +100,7 @@ def _layout(corpus: Corpus, config: Config, split: str) -> tuple[int, int]:
 
 
 def count_documents(starts: Any, *, tokens: int) -> int:
-    """Count documents, one that began before the split's first token included.
-
-    Args:
-        starts: places where documents begin, ascending.
-        tokens: in the split.
-    """
+    """Count documents by their `starts`, one that began before the split's first token included."""
     begins_before = tokens > 0 and (not len(starts) or int(starts[0]) > 0)
     return len(starts) + begins_before
 
@@ -126,12 +115,7 @@ def _longest_document(starts: Any, *, tokens: int) -> int:
 
 
 def symbol_counts(tokens: Any, *, size: int) -> NDArray[np.int64]:
-    """Count how often each id occurs.
-
-    Args:
-        tokens: ids, read by slices.
-        size: of the vocabulary.
-    """
+    """Count how often each of `size` ids occurs."""
     counts = np.zeros(size, np.int64)
     for first in range(0, len(tokens), _AT_ONCE):
         counts += np.bincount(tokens[first : first + _AT_ONCE], minlength=size)
@@ -141,14 +125,7 @@ def symbol_counts(tokens: Any, *, size: int) -> NDArray[np.int64]:
 def warnings_about(
     corpus: Corpus, config: Config, figures: Mapping[str, SplitFigures], counts: NDArray[np.int64]
 ) -> list[str]:
-    """Return a sentence for each thing about the corpus that a run would suffer from.
-
-    Args:
-        corpus: opened.
-        config: of the run that would be trained on it.
-        figures: of each split.
-        counts: of each id in the training split.
-    """
+    """Return a sentence for each thing about the corpus that a run would suffer from; `counts` are those of the ids."""
     return [
         *_equal_splits(corpus, figures),
         *_about_lengths(figures),

@@ -36,8 +36,7 @@ class _Numbers(NamedTuple):
 def token_sources(config: TokensConfig, *, announce: Callable[[str], None]) -> Sources:
     """Find the files that `data.path` names, and split them by their names where these say so.
 
-    Raises:
-        UserError: there are none, one is in no form that holds ids, or they are of unclear splits.
+    `UserError` where there are none, one is in no form that holds ids, or they are of unclear splits.
     """
     setting = f"data.path is {'null' if config.path is None else repr(config.path)}"
     if not config.path:
@@ -64,15 +63,9 @@ def token_sources(config: TokensConfig, *, announce: Callable[[str], None]) -> S
 
 
 def read_ids(source: Source, *, vocab_size: int, documents: str) -> Iterator[Piece]:
-    """Yield the ids of a file in order.
+    """Yield the ids of a file in order; of `documents=record` each list of .jsonl is one, else the file is.
 
-    Args:
-        source: of a format of `token_sources`.
-        vocab_size: every id is below it.
-        documents: `record`: a list of .jsonl is a document, and any other file; else the file is.
-
-    Raises:
-        UserError: the file cannot be read, or something in it is no id; it names the place.
+    `UserError` naming the place of what is no id below `vocab_size`.
     """
     begins, count = True, 0
     try:

@@ -29,7 +29,7 @@ Run = Callable[..., Outcome]
         (["model=transformer_rope", "model.d_head=7"], ["model.d_head is 7", "even"]),
         (["model=lstm", "model.clamp_len=5"], ["model.clamp_len is 5", "lstm"]),
         (["model=lstm", "eval.same_length=true"], ["eval.same_length", "lstm"]),
-        (["model=al_rfou", "model.n_positions=4"], ["data.segment_len is 5", "model.n_positions 4"]),
+        (["model=al_rfou", "model.position.n_positions=4"], ["data.segment_len is 5", "at most 4"]),
         (["eval.stride=6"], ["eval.stride is 6", "eval.segment_len 5"]),
         (["eval.stride=2", "eval.same_length=true"], ["eval.stride", "same_length"]),
         (["data.segment_len_sd=-1"], ["data.segment_len_sd is -1"]),

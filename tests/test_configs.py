@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests.conftest import REPOSITORY
-from transformer_xl.commands.cli import compose
+from transformer_xl.commands.compose import compose
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import make_model

@@ -18,6 +18,7 @@ import transformer_xl as txl
 from tests.conftest import QUIET, REPOSITORY, TINY_MODEL, Outcome
 from transformer_xl import registry
 from transformer_xl.commands import cli
+from transformer_xl.commands.compose import compose
 from transformer_xl.errors import UserError
 
 Run = Callable[..., Outcome]
@@ -39,7 +40,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget the parts after each test, as a process does."""
     for kind in registry.HOMES:
         registry.names(kind)  # the shipped parts stay
-    cli.compose()  # Hydra's own choices too
+    compose()  # Hydra's own choices too
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
     monkeypatch.setattr(registry, "_entries", {kind: dict(found) for kind, found in registry._entries.items()})
     monkeypatch.setattr(registry, "loaded", {})

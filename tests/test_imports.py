@@ -128,7 +128,8 @@ def test_importing_the_model_loads_no_framework() -> None:
 def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     import transformer_xl
     from transformer_xl import registry
-    from transformer_xl.commands import cli, train
+    from transformer_xl.commands import train
+    from transformer_xl.commands.compose import compose
     from transformer_xl.data import datamodule
     from transformer_xl.inference import generate
     from transformer_xl.interop import load, native
@@ -138,7 +139,7 @@ def test_what_the_package_offers_is_found_and_nothing_else() -> None:
     assert {name: getattr(transformer_xl, name) for name in transformer_xl.__all__} == {
         "LaneDataModule": datamodule.LaneDataModule,
         "LanguageModule": module.LanguageModule,
-        "compose": cli.compose,
+        "compose": compose,
         "generate": generate.generate,
         "load_model": load.load_model,
         "register": registry.register,

@@ -64,7 +64,7 @@ def test_the_classes_name_nothing_that_is_no_setting() -> None:
     ],
 )
 def test_who_may_change_what(key: str, who: tuple[str, ...]) -> None:
-    from transformer_xl.commands.cli import compose
+    from transformer_xl.commands.compose import compose
     from transformer_xl.settings import plain
 
     config = compose("data=recall" if key != "data.path" else "data=text", *(["data.path=x"] if "path" in key else []))

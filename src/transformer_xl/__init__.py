@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_xl.commands.cli import compose
+    from transformer_xl.commands.compose import compose
     from transformer_xl.commands.train import train
     from transformer_xl.data.datamodule import LaneDataModule
     from transformer_xl.inference.generate import generate
@@ -33,7 +33,7 @@ __all__ = [
 _HOMES = {
     "LaneDataModule": "transformer_xl.data.datamodule",
     "LanguageModule": "transformer_xl.training.module",
-    "compose": "transformer_xl.commands.cli",
+    "compose": "transformer_xl.commands.compose",
     "generate": "transformer_xl.inference.generate",
     "load_model": "transformer_xl.interop.load",
     "register": "transformer_xl.registry",

@@ -36,10 +36,9 @@ from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
 from transformer_xl.settings import plain, replace
-from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage
+from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage, added_callbacks
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
 from transformer_xl.training.module import LanguageModule, TrainNll
-from transformer_xl.training.outside import added_callbacks
 from transformer_xl.training.recorder import Recorder, StepFigures
 from transformer_xl.training.stopping import Stops, leave_signals_alone
 

@@ -21,6 +21,7 @@ from transformer_xl.data_config import StoredConfig
 from transformer_xl.errors import DamagedError, Stopped, UserError, program
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
+from transformer_xl.registry import lookup, names
 from transformer_xl.run_folder import (
     AUTO,
     Identity,
@@ -39,7 +40,6 @@ from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import wandb as monitors
 from transformer_xl.training.checkpoint import LAST, step_checkpoints, validation_is_due
 from transformer_xl.training.optim import check_installed
-from transformer_xl.training.outside import added_logger
 from transformer_xl.training.stopping import StopSignals, stopped_by
 
 if TYPE_CHECKING:
@@ -362,9 +362,8 @@ class Run:
     def _open_logger(self, trainer: Trainer) -> None:
         """Open the run's logger, and log again what a killed process took along."""
         logger, folder, identity = self.config.logger, self.folder, self.identity
-        added = added_logger(logger, self)
-        if added is not None:
-            trainer.loggers = [added]
+        if logger.kind in names("logger"):
+            trainer.loggers = [lookup("logger", logger.kind).factory(logger, self)]
             self.monitor = f"{logger.kind}, and every figure is in {shown(folder)}/metrics.jsonl"
             return
         if not isinstance(logger, WandbConfig) or self.config.trainer.fast_dev_run:

@@ -32,7 +32,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from transformer_xl import build, devices
 from transformer_xl.build import RunLength
-from transformer_xl.commands.cli import compose
+from transformer_xl.commands.compose import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.run import Run

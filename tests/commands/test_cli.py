@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from transformer_xl.commands import cli
+from transformer_xl.commands.compose import compose, configure, quote
 from transformer_xl.errors import UserError
 
 MISTAKES = {
@@ -56,7 +57,7 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(
     from transformer_xl.commands.train import train_by_command
 
     monkeypatch.chdir(tmp_path)
-    assert cli.run("train", train_by_command, list(arguments), check=cli.configure) == 2
+    assert cli.run("train", train_by_command, list(arguments), check=configure) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1, said.err
@@ -120,25 +121,25 @@ def test_dashes_of_an_agent_are_left_out(project: Any) -> None:
 def test_choices_of_ones_own_come_from_config_dir(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/mine.yaml").write_text("defaults: [txl_small, _self_]\nmem_len: 3\n")
-    config = cli.compose("model=mine", config_dir=tmp_path)
-    assert (config.model.mem_len, config.recipe) == (3, cli.compose("model=txl_tiny").recipe)
+    config = compose("model=mine", config_dir=tmp_path)
+    assert (config.model.mem_len, config.recipe) == (3, compose("model=txl_tiny").recipe)
     (tmp_path / "model/bad.yaml").write_text("# @package _global_\nplugins: [os]\n")
     with pytest.raises(UserError, match=r"plugins stands in a YAML file"):
-        cli.compose("model=bad", config_dir=tmp_path)
+        compose("model=bad", config_dir=tmp_path)
 
 
 def test_resume_lays_the_command_on_the_runs_own_settings_which_are_plain_yaml(tmp_path: Path) -> None:
     from transformer_xl.run_folder import write_config
 
-    config = cli.compose("model.mem_len=5", "logger=none", "trainer.max_steps=7", "name=${oc.env:HOME}")
+    config = compose("model.mem_len=5", "logger=none", "trainer.max_steps=7", "name=${oc.env:HOME}")
     write_config(config, tmp_path)
-    resumed = cli.compose(f"resume={tmp_path}", "trainer.max_steps=9", "logger=wandb")
+    resumed = compose(f"resume={tmp_path}", "trainer.max_steps=9", "logger=wandb")
     assert (resumed.model.mem_len, resumed.trainer.max_steps, resumed.name) == (5, 9, "${oc.env:HOME}")
     assert (resumed.logger.kind, resumed.resume) == ("wandb", str(tmp_path))
     with pytest.raises(UserError, match=r"trainer.max_stps.*nearest is max_steps"):
-        cli.compose(f"resume={tmp_path}", "trainer.max_stps=9")
+        compose(f"resume={tmp_path}", "trainer.max_stps=9")
     with pytest.raises(UserError, match=r"seed=1,2 must give one value"):
-        cli.compose(f"resume={tmp_path}", "seed=1,2")
+        compose(f"resume={tmp_path}", "seed=1,2")
 
 
 ODD_STRINGS = [
@@ -151,7 +152,7 @@ ODD_STRINGS = [
 
 @pytest.mark.parametrize("text", ODD_STRINGS, ids=repr)
 def test_literal_values_are_taken_as_they_are(text: str) -> None:
-    config = cli.compose("data=text", f"data.path={text}", f"name={text}")
+    config = compose("data=text", f"data.path={text}", f"name={text}")
     assert (config.name, config.data.path) == (text, os.path.expanduser(text))  # type: ignore[attr-defined]
 
 
@@ -168,7 +169,7 @@ def composed(argument: str) -> Any:
 @settings(max_examples=200, deadline=None)
 @given(text=st.one_of(st.text(st.characters(exclude_characters="\0", exclude_categories=())), TRICKY))
 def test_any_text_survives_quoting_and_a_sweep(text: str) -> None:
-    argument = f"value={cli.quote(text)}"
+    argument = f"value={quote(text)}"
     assert composed(argument) == text
     rewritten = OverridesParser.create().parse_override(argument).get_value_element_as_str()
     assert composed(f"value={rewritten}") == text

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.commands import cli
-from transformer_xl.commands.cli import Call
+from transformer_xl.commands.compose import Call, configure
 from transformer_xl.commands.data import run
 from transformer_xl.data import inspect
 
@@ -130,7 +130,7 @@ def test_what_is_prepared_is_what_train_reads(folder: Path, capsys: pytest.Captu
         from transformer_xl import build
 
         lines: list[str] = []
-        config = cli.configure(call).config
+        config = configure(call).config
         data = build.open_data(config, vocabulary=None, extend=False, announce=lines.append)
         opened.append((str(data.folder), lines))  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.commands.cli import compose
+from transformer_xl.commands.compose import compose
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.inspect import verify

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from transformer_xl.commands.cli import compose
+from transformer_xl.commands.compose import compose
 from transformer_xl.model.base import make_model
 from transformer_xl.model_config import parse_model
 from transformer_xl.settings import plain

@@ -42,7 +42,7 @@ def command(name: str, *arguments: str, stdin: str | None = None) -> Done:
 
 def compose(*overrides: str) -> Any:
     """Compose the configuration that `train.py` would have."""
-    from transformer_xl.commands.cli import compose
+    from transformer_xl.commands.compose import compose
 
     return compose(*overrides)
 

@@ -93,7 +93,7 @@ def _run(words: list[str], *, verify: bool) -> int:
         raise UserError(f"{asked}: txl-data prepare or inspect SETTINGS; txl-data --help explains both")
     if verify and command != "inspect":
         raise UserError(f"--verify is given with {command}, and belongs to inspect")
-    from transformer_xl.commands.cli import compose
+    from transformer_xl.commands.compose import compose
 
     words.remove(command)
     config = compose(*words)

@@ -7,6 +7,7 @@ import sys
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import go_on_without_screen
+from transformer_xl.commands.compose import Call
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
 
@@ -19,7 +20,7 @@ def main() -> None:
     sys.exit(cli.run("evaluate", evaluate))
 
 
-def evaluate(call: cli.Call) -> float | None:
+def evaluate(call: Call) -> float | None:
     """Evaluate one model or several.
 
     Args:

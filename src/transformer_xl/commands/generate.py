@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import is_terminal, note, say, standard_input, until_nobody_reads
+from transformer_xl.commands.compose import Call
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import GenerateConfig
 
@@ -41,7 +42,7 @@ def main() -> None:
     sys.exit(cli.run("generate", generate))
 
 
-def generate(call: cli.Call) -> None:
+def generate(call: Call) -> None:
     """Continue each prompt, or chat.
 
     Args:

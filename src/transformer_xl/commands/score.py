@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, say, standard_input
+from transformer_xl.commands.compose import Call
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import CARRIES_NOTHING, ScoreConfig
 
@@ -36,7 +37,7 @@ def main() -> None:
     sys.exit(cli.run("score", score))
 
 
-def score(call: cli.Call) -> None:
+def score(call: Call) -> None:
     """Score texts, and print what each cost.
 
     Args:

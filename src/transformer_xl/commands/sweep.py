@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from transformer_xl.commands import cli
+from transformer_xl.commands.compose import ALREADY_QUOTED, as_typed, key_of, quote
 from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import atomic_write, program
 from transformer_xl.run_folder import Summary, shown
@@ -78,7 +78,7 @@ class SweepFolder(Callback):
         except Exception:
             return
         SweepFolder.path = folder
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={cli.quote(str(folder))}")
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(str(folder))}")
         params = config.hydra.sweeper.get("params") or {}
         _note_swept([*(f"{key}={value}" for key, value in params.items()), *_as_written(config.hydra.overrides.task)])
 
@@ -93,7 +93,7 @@ def _note_swept(lines: list[str]) -> None:
     try:
         for override in OverridesParser.create().parse_overrides(lines):
             if override.is_sweep_override():
-                swept.add(cli.key_of(str(override.input_line)))
+                swept.add(key_of(str(override.input_line)))
                 jobs *= len(list(override.sweep_string_iterator()))
         SweepFolder.swept, SweepFolder.jobs = frozenset(swept), jobs
     except Exception:  # a sweeper's own grammar
@@ -162,9 +162,9 @@ def run_job(command: JobCommand) -> float:
     number = int(hydra.job.num)
     of = "" if SweepFolder.jobs is None else f" of {SweepFolder.jobs}"
     print(f"job {number + 1}{of}: {_varied(overrides, SweepFolder.swept)}", file=sys.stderr, flush=True)
-    kept = [line for line in _as_written(hydra.overrides.hydra) if not cli.key_of(line).startswith(_OF_THE_SWEEP)]
-    arguments = [*command.flags, *overrides, *kept, "hydra.mode=RUN", f"hydra.run.dir={cli.quote(str(folder))}"]
-    exit_code, received = _run_process([*command.entry, cli.ALREADY_QUOTED, *arguments])
+    kept = [line for line in _as_written(hydra.overrides.hydra) if not key_of(line).startswith(_OF_THE_SWEEP)]
+    arguments = [*command.flags, *overrides, *kept, "hydra.mode=RUN", f"hydra.run.dir={quote(str(folder))}"]
+    exit_code, received = _run_process([*command.entry, ALREADY_QUOTED, *arguments])
     objective = Summary.read(folder).objective if exit_code == 0 else None
     record = JobRecord(
         sweep=command.token,
@@ -192,8 +192,8 @@ def _as_written(overrides: object) -> list[str]:
 
 
 def _varied(overrides: Sequence[str], keys: frozenset[str]) -> str:
-    lines = [line for line in overrides if not keys or cli.key_of(line) in keys]
-    return printable(" ".join(map(cli.as_typed, lines)))
+    lines = [line for line in overrides if not keys or key_of(line) in keys]
+    return printable(" ".join(map(as_typed, lines)))
 
 
 def _run_process(argv: list[str]) -> tuple[int, int | None]:
@@ -252,7 +252,7 @@ def finish(token: str) -> bool:
 
 def command_to_go_on(typed: Sequence[str]) -> str:
     """Return the command that goes on with a sweep that was stopped."""
-    kept = [word for word in typed[1:] if cli.key_of(word) not in ("resume", "hydra.sweep.dir")]
+    kept = [word for word in typed[1:] if key_of(word) not in ("resume", "hydra.sweep.dir")]
     folder = "" if SweepFolder.path is None else f" hydra.sweep.dir={shlex.quote(shown(SweepFolder.path))}"
     return f"{program('train')} {shlex.join(kept)} resume=auto{folder}"
 
@@ -273,7 +273,7 @@ def _print_table(records: list[JobRecord]) -> None:
         rows.append(
             [
                 str(record.number),
-                printable(" ".join(cli.as_typed(line) for line in record.overrides if line not in shared)),
+                printable(" ".join(as_typed(line) for line in record.overrides if line not in shared)),
                 "-" if record.objective is None else f"{record.objective:.6g}",
                 *([_number(bits[record.number], ".4f")] if has_bits else []),
                 "finished" if record.exit_code == 0 else f"exit status {record.exit_code}",
@@ -290,13 +290,13 @@ def _print_seeds(records: list[JobRecord]) -> None:
     """Print mean and deviation of jobs that differ by `seed` alone."""
     groups: dict[tuple[str, ...], list[float]] = {}
     for record in records:
-        others = tuple(line for line in record.overrides if cli.key_of(line) != "seed")
+        others = tuple(line for line in record.overrides if key_of(line) != "seed")
         if record.objective is not None and len(others) < len(record.overrides):
             groups.setdefault(others, []).append(record.objective)
     shared = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
     rows = [
         [
-            printable(" ".join(cli.as_typed(line) for line in others if line not in shared)) or "all",
+            printable(" ".join(as_typed(line) for line in others if line not in shared)) or "all",
             str(len(values)),
             f"{statistics.fmean(values):.5f} ± {statistics.stdev(values):.5f}",
         ]

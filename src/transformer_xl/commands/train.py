@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import go_on_without_screen
+from transformer_xl.commands.compose import Call, configure
 from transformer_xl.errors import UserError, program
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def main() -> None:
     go_on_without_screen()
     with contextlib.suppress(Exception):  # where there is no screen
         faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
-    sys.exit(cli.run("train", train_by_command, check=cli.configure))
+    sys.exit(cli.run("train", train_by_command, check=configure))
 
 
 def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:
@@ -57,12 +58,12 @@ def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:
     return _train(lambda: (config, Command()), callbacks)
 
 
-def train_by_command(call: cli.Call) -> None:
+def train_by_command(call: Call) -> None:
     """Train the run that a command line asks for."""
     from transformer_xl.run import Command  # takes seconds, which `--help` need not wait for
 
     def ask() -> tuple[Config, Command]:
-        config, choices = cli.configure(call)
+        config, choices = configure(call)
         return config, Command(typed=call.command, folder=call.folder, given=call.given, choices=choices)
 
     _train(ask, ())

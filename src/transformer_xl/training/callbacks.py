@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import callbacks as lightnings
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from transformer_xl.config import CallbacksConfig
 from transformer_xl.data.stream import Batch
+from transformer_xl.errors import UserError, first_line
+from transformer_xl.registry import lookup, names
 from transformer_xl.scores import Unit
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
@@ -236,3 +241,23 @@ class Samples(Callback):
             self._folder.mkdir(exist_ok=True)
             (self._folder / f"step-{trainer.global_step}.txt").write_text(text, encoding="utf-8")
             log_text(trainer.loggers, key=metrics.SAMPLES, step=trainer.global_step, text=text, axis=metrics.STEP_AXIS)
+
+
+def added_callbacks(settings: CallbacksConfig) -> list[Callback]:
+    """Return the callbacks that the settings add, in their order.
+
+    Raises:
+        UserError: one of Lightning's refuses its arguments.
+    """
+    return [_made(name, own) for name, own in (settings.model_extra or {}).items()]
+
+
+def _made(name: str, own: Any) -> Callback:
+    if name in names("callback"):
+        callback: Callback = lookup("callback", name).factory(own)
+        return callback
+    try:
+        callback = getattr(lightnings, name)(**own)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"callbacks.{name} cannot be made: {first_line(error)}") from error
+    return callback

@@ -23,6 +23,11 @@ OF_FILES = (".py", ".md", ".yaml", ".txt", ".json", ".jsonl", ".pt", ".ckpt", ".
 OWN_CHOICES = {"alibi", "linear", "lion", "lion_small", "sentences"}
 """Which the pages themselves add."""
 
+
+def without_python(page: Path) -> str:
+    return re.sub(r"```python.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -64,7 +69,7 @@ def test_the_readmes_tree_is_the_repositorys() -> None:
 
 @pages
 def test_every_choice_that_is_named_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    text = without_python(page)
     for group, choices in re.findall(r"(?<![\w./-])([a-z]+(?:/[a-z]+)?)=([\w,]+)", text):
         if group in GROUPS:
             for choice in choices.split(","):
@@ -78,7 +83,7 @@ def test_every_setting_that_is_named_is_known(page: Path) -> None:
         names(kind)  # imports the modules that hold their settings
     known = {name for config in (Config, EvaluateConfig, ScoreConfig, GenerateConfig) for name in names_in(config)}
     heads = {name.partition(".")[0] for name in known if "." in name}
-    text = re.sub(r"```python.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = without_python(page)
     for name in re.findall(r"(?<![\w./+])([a-z_]+(?:\.[a-z_]+)+)(?![\w./(])", text):
         if name.partition(".")[0] in heads and not name.endswith(OF_FILES):
             assert name in known | OF_HYDRA | MISSPELT, name

@@ -20,8 +20,8 @@ from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolT
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference.generate import Continuation, Lanes, first_tokens, generate, sample_text
-from transformer_xl.inference.sampling import Sampler, filtered, seed_of_sample
+from transformer_xl.inference.generate import Lanes, first_tokens, generate, sample_text
+from transformer_xl.inference.sampling import Continuation, Sampler, filtered, seed_of_sample
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.model.base import LanguageModel
 

@@ -18,91 +18,15 @@ from torch import Tensor
 
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference.sampling import Sampler, seed_of_sample
+from transformer_xl.inference.sampling import Continuation, Ending, Sampler, seed_of_sample
 from transformer_xl.inference_config import SamplingParams, SegmentLen
 from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import stream
 from transformer_xl.settings import Count, Length, Seed, parse
 
-Ending = Literal["n_tokens", "stop", "document"]
-"""What ended a text: its length, a stop string, the end of a document."""
 _LARGE_PIECE = 1024
 """Tokens of a prompt that are read at once where it makes no difference how many are."""
 _PROMPT_ENDS = "[end of prompt]"
-
-
-class Continuation:
-    """What follows one prompt: tokens until something ends it, and their text as soon as it is whole characters.
-
-    Attributes:
-        tokens: those that were appended, the end of a document not among them.
-        ended: what ended the text; None while it grows.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        *,
-        after: Sequence[int],
-        n_tokens: int,
-        stops: Sequence[str] = (),
-        end: int | None = None,
-    ) -> None:
-        """Begin with no token.
-
-        Args:
-            tokenizer: writes the text; None: there is none.
-            after: the tokens before, which are not written.
-            n_tokens: the most that are appended.
-            stops: texts that end this one; no part of them is written.
-            end: the token that ends the text, and is not written; None: none does.
-        """
-        self._decoder = None if tokenizer is None else tokenizer.decoder(after)
-        self._n_tokens = n_tokens
-        self._stops = tuple(stops)
-        self._waiting = ""
-        self._end = end
-        self.tokens: list[int] = []
-        self.ended: Ending | None = None
-
-    def append(self, token: int) -> str:
-        """Take the next token; return the text that can be written now, which may be none."""
-        if token == self._end:
-            self.ended = "document"
-            return self._finish()
-        self.tokens.append(token)
-        text = "" if self._decoder is None else self._before_stops(self._decoder.feed(token))
-        if self.ended is None and len(self.tokens) == self._n_tokens:
-            self.ended = "n_tokens"
-            text += self._finish()
-        return text
-
-    def _finish(self) -> str:
-        """Return what waits for more, where no more comes."""
-        if self._decoder is None:
-            return ""
-        ended = self.ended
-        text = self._before_stops(self._decoder.finish())
-        if self.ended != ended:  # a stop string that the last characters complete
-            if ended == "document":
-                self.ended = ended
-            return text
-        waiting, self._waiting = self._waiting, ""
-        return text + waiting
-
-    def _before_stops(self, text: str) -> str:
-        """Return what stands before every stop string, whatever comes next; what may begin one waits."""
-        if not self._stops:
-            return text
-        text = self._waiting + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            self.ended, self._waiting = "stop", ""
-            return text[: min(found)[1]]
-        begun = (length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
-        border = len(text) - max(begun, default=0)
-        self._waiting = text[border:]
-        return text[:border]
 
 
 class Lanes:

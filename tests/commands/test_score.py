@@ -26,7 +26,6 @@ from transformer_xl.commands.score import score
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
-from transformer_xl.inference import score as texts
 from transformer_xl.model.base import make_model
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
@@ -254,8 +253,8 @@ def test_ctrl_c_ends_the_command_with_its_sums(byte_model: Path, call: Call, mon
     class Waiting(io.BytesIO):
         """Gives a line; when another is asked for, Ctrl-C is typed."""
 
-        def read1(self, size: int | None = -1, /) -> bytes:
-            data = super().read1(size)
+        def readline(self, size: int | None = -1, /) -> bytes:
+            data = super().readline(size)
             if not data:
                 signal.raise_signal(signal.SIGINT)
             return data
@@ -271,7 +270,6 @@ def test_a_text_that_cannot_be_said_is_skipped_unless_that_is_to_end_the_command
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = saved_model(tmp_path / "model", CharTokenizer([*"abc \n"]))
-    monkeypatch.setattr(texts, "PART_BYTES", 8)
     alone = call(model, texts_in(tmp_path / "texts", b"abc\nc b a\n"), "format=jsonl").objects
     data = b"abc\n" + b"ab ca " * 5 + b"Z\nc b a\n"  # what is read of the second before its Z must not stay
     refused = call(model, texts_in(tmp_path / "texts", data), "unknown=refuse")

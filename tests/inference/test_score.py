@@ -15,17 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from tests.data.laid_out import evaluation_lanes
-from tests.data.tokenizers_of_others import learnt
 from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
-from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
+from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference import score as texts
 from transformer_xl.inference.evaluate import context_of, evaluate
-from transformer_xl.inference.score import Scorer, TextEncoder, TextPart, TextScore, TokenCosts, Unit, read_texts
+from transformer_xl.inference.score import Scorer, Text, TextEncoder, TextScore, TokenCosts, Unit, read_texts
 from transformer_xl.model.base import Context, LanguageModel
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
@@ -37,11 +35,9 @@ def scorer_of(model: LanguageModel, *, start: int | None = 3, reads_on: bool = F
     return Scorer(model, Context(**(values | changes)), start=start, reads_on=reads_on)
 
 
-def costs_of(scorer: Scorer, ids: NDArray[np.int64], *, parts: int = 1) -> TokenCosts:
-    """Read one text, handed over in so many parts; position, ids and nats of all its costs."""
-    found: list[TokenCosts] = []
-    for number, part in enumerate(np.array_split(ids, parts)):
-        found += scorer.read(part, begins=number == 0, ends=number == parts - 1)
+def costs_of(scorer: Scorer, ids: NDArray[np.int64]) -> TokenCosts:
+    """Read one text; position, ids and nats of all its costs."""
+    found = list(scorer.read(ids))
     assert [costs.position for costs in found[1:]] == [costs.position + len(costs.ids) for costs in found[:-1]]
     return TokenCosts(
         found[0].position if found else 0,
@@ -67,7 +63,7 @@ def evaluated(model: LanguageModel, ids: Sequence[int], **changes: Any) -> float
 @pytest.mark.parametrize("start", [3, None])
 def test_a_text_costs_what_evaluation_of_it_alone_says(kind: str, mem_len: int, start: int | None) -> None:
     model, ids = model_of(kind), random_ids(23)
-    costs = costs_of(scorer_of(model, start=start, mem_len=mem_len), ids, parts=4)
+    costs = costs_of(scorer_of(model, start=start, mem_len=mem_len), ids)
     assert costs.position == (start is None)
     assert costs.ids.tolist() == ids[start is None :].tolist()
     begun = ids.tolist() if start is None else [start, *ids.tolist()]
@@ -82,7 +78,7 @@ def test_no_other_text_changes_a_score_by_a_bit(kind: str) -> None:
     scorer = scorer_of(model)
     first = [costs_of(scorer, ids).nats for ids in some]
     for number in random.Random(1).sample(range(len(some)), len(some)):
-        assert np.array_equal(costs_of(scorer, some[number], parts=2).nats, first[number])
+        assert np.array_equal(costs_of(scorer, some[number]).nats, first[number])
     assert np.array_equal(costs_of(scorer_of(model), some[3]).nats, first[3])
 
 
@@ -139,47 +135,24 @@ def test_lengths_that_a_model_cannot_be_read_with_are_refused(kind: str, changes
         scorer_of(model_of(kind), **changes)
 
 
-class Dripping:
-    """Gives so many bytes at a time."""
-
-    def __init__(self, data: bytes, size: int) -> None:
-        self._data = io.BytesIO(data)
-        self._size = size
-
-    def read1(self, size: int, /) -> bytes:
-        return self._data.read(min(size, self._size))
-
-
-def texts_of(data: bytes, *, unit: Unit, keeps: bool, size: int = 1 << 20) -> list[bytes]:
+def texts_of(data: bytes, *, unit: Unit, keeps: bool) -> list[bytes]:
     found: list[bytes] = []
-    for part in read_texts(Dripping(data, size), unit=unit, keeps_blank_lines=keeps, split_point=len):
+    for text in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=keeps):
         if keeps:
-            assert part.line == 1 + data.count(b"\n", 0, len(b"".join(found)))
-        if part.begins:
-            found.append(b"")
-        found[-1] += part.data
+            assert text.line == 1 + data.count(b"\n", 0, len(b"".join(found)))
+        found.append(text.data)
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-@pytest.mark.parametrize("part_bytes", [2, 4, 1 << 16])
-def test_a_file_is_cut_into_lines_or_documents(monkeypatch: pytest.MonkeyPatch, size: int, part_bytes: int) -> None:
-    monkeypatch.setattr(texts, "PART_BYTES", part_bytes)
-
-    def lines(data: bytes) -> list[bytes]:
-        return texts_of(data, unit="line", keeps=True, size=size)
-
-    assert lines(b"") == []
-    assert lines(b"one\n\ntwo\r\nthree") == [b"one\n", b"\n", b"two\r\n", b"three"]
-    assert lines(b"a longer one\n") == [b"a longer one\n"]
-    if part_bytes < 3:
-        return  # a line of blanks that long is no longer taken for blank
+def test_a_file_is_cut_into_lines_or_documents() -> None:
+    assert texts_of(b"", unit="line", keeps=True) == []
+    lines = [b"one\n", b"\n", b"two\r\n", b"three"]
+    assert texts_of(b"".join(lines), unit="line", keeps=True) == lines
     data = b"\n one\ntwo\n \n\nthree\n\n"
-    alone = texts_of(data, unit="document", keeps=False, size=size)
-    assert alone == [b" one\ntwo\n", b"three\n"]
-    kept = texts_of(data, unit="document", keeps=True, size=size)
-    assert kept == [b"\n one\ntwo\n \n\n", b"three\n\n"]
-    assert texts_of(b" \n\n", unit="document", keeps=False, size=size) == []
+    assert texts_of(data, unit="document", keeps=False) == [b" one\ntwo\n", b"three\n"]
+    assert texts_of(data, unit="document", keeps=True) == [b"\n one\ntwo\n \n\n", b"three\n\n"]
+    assert texts_of(b" \n\n", unit="document", keeps=False) == []
+    assert texts_of(b" \n\n", unit="document", keeps=True) == [b" \n\n"]
 
 
 class Asked:
@@ -189,28 +162,24 @@ class Asked:
         self._lines = list(lines)
         self.asked = 0
 
-    def read1(self, size: int, /) -> bytes:
+    def readline(self) -> bytes:
         self.asked += 1
         return self._lines.pop(0) if self._lines else b""
 
 
 def test_a_document_names_its_line() -> None:
     source = io.BytesIO(b"\n\none\ntwo\n\n\nthree")
-    found = list(read_texts(source, unit="document", keeps_blank_lines=False, split_point=len))
-    assert [(part.line, part.data) for part in found] == [(3, b"one\ntwo\n"), (7, b"three")]
+    found = list(read_texts(source, unit="document", keeps_blank_lines=False))
+    assert [(text.line, text.data) for text in found] == [(3, b"one\ntwo\n"), (7, b"three")]
 
 
 def test_a_text_is_given_before_the_next_is_asked_for() -> None:
-    source = Asked(b"one\n", b"two\n", b"thr", b"ee\n")
-    found = read_texts(source, unit="line", keeps_blank_lines=False, split_point=len)
-    assert [(next(found).data, source.asked) for _ in range(3)] == [(b"one\n", 1), (b"two\n", 2), (b"three\n", 4)]
+    source = Asked(b"one\n", b"two\n")
+    found = read_texts(source, unit="line", keeps_blank_lines=False)  # type: ignore[arg-type]
+    assert [(next(found).data, source.asked) for _ in range(2)] == [(b"one\n", 1), (b"two\n", 2)]
     source = Asked(b"one\n", b"two\n", b"\n", b"three\n")
-    found = read_texts(source, unit="document", keeps_blank_lines=False, split_point=len)
+    found = read_texts(source, unit="document", keeps_blank_lines=False)  # type: ignore[arg-type]
     assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
-
-
-def bpe() -> Tokenizer:
-    return learnt(["the cat sat on the mat, the cat ate the rat. " * 4], size=280)
 
 
 def encoded(
@@ -218,12 +187,8 @@ def encoded(
 ) -> list[tuple[list[int], int]]:
     """The ids of each text, and the bytes that they stand for."""
     encoder = TextEncoder(tokenizer=vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
-    found: list[tuple[list[int], int]] = []
-    for part in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on, split_point=encoder.split_point):
-        ids, text_bytes, _ = encoder.encode(part)
-        before = ([], 0) if part.begins else found.pop()
-        found.append((before[0] + ids.tolist(), before[1] + text_bytes))
-    return found
+    found = read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on)
+    return [(ids.tolist(), text_bytes) for ids, text_bytes, _ in map(encoder.encode, found)]
 
 
 TEXT = b"the cat sat .\n\n the dog\r\nsat"
@@ -255,13 +220,6 @@ def test_line_ends_part_texts_alone_and_belong_to_the_line_before_where_texts_re
     assert encoded(CharTokenizer(["a", "b"]), b"ab\nb\n", reads_on=True) == [([0, 1], 2), ([1], 1)]
 
 
-def test_the_line_end_of_a_long_line_belongs_to_it_no_more_than_a_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "PART_BYTES", 4)
-    for text in (b"abc", b"abcd", b"abcdefg", b"abcdefgh"):
-        for end in (b"\n", b"\r\n"):
-            assert encoded(ByteTokenizer(), text + end) == [(list(text), len(text))]
-
-
 def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
     data, ends = b"a\nb\n\n\nc\n", ByteTokenizer(end_of_document=True)
     assert encoded(ends, data, unit="document") == [([97, 10, 98, 256], 3), ([99, 256], 1)]
@@ -278,34 +236,6 @@ def test_sentences_share_their_borders_and_numbers_are_no_text() -> None:
     assert encoded(SymbolTokenizer(20), b"12 7\t9\n\n1") == [([12, 7, 9], 0), ([], 0), ([1], 0)]
 
 
-@pytest.mark.parametrize("name", ["byte", "char", "word", "wikitext", "sentence", "bpe", "symbol"])
-def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["the", "cat", "ate", "12", "rats;", "rat's", "mat", "sat", "on", "3,000", "cats."]
-    text = "7 12 3 " * 40 if name == "symbol" else " ".join(random.Random(0).choices(words, k=120))
-    listed = sorted(set(words))
-    vocabulary: Tokenizer = {
-        "byte": ByteTokenizer,
-        "char": lambda: CharTokenizer(sorted(set(text))),
-        "word": lambda: WordTokenizer(["<eos>", "<unk>", *listed]),
-        "wikitext": lambda: WikitextTokenizer(["<eos>", "<unk>", *listed]),
-        "sentence": lambda: SentenceTokenizer(["<S>", "<UNK>", *listed]),
-        "bpe": bpe,
-        "symbol": lambda: SymbolTokenizer(20),
-    }[name]()
-    (whole,) = encoded(vocabulary, text.encode() + b"\n")
-    monkeypatch.setattr(texts, "PART_BYTES", 16)
-    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
-    source = Dripping(text.encode() + b"\n", 5)
-    parts = list(read_texts(source, unit="line", keeps_blank_lines=False, split_point=encoder.split_point))
-    assert len(parts) > 10
-    assert max(len(part.data) for part in parts) < 64
-    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
-    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
-    found = [encoder.encode(part) for part in parts]
-    assert np.concatenate([ids for ids, _, _ in found]).tolist() == whole[0]
-    assert sum(size for _, size, _ in found) == whole[1]
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "data", "words"),
     [
@@ -318,13 +248,13 @@ def test_a_long_text_comes_in_parts_and_has_the_ids_of_the_whole(name: str, monk
 def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Tokenizer, data: bytes, words: str) -> None:
     encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
     with pytest.raises(UserError, match=f"^{words}"):
-        encoder.encode(TextPart(data, begins=True, ends=True, line=7))
+        encoder.encode(Text(data, line=7))
 
 
 @pytest.mark.parametrize(("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteTokenizer(), 0)], ids=["w", "c", "b"])
 def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int) -> None:
     encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
-    assert encoder.encode(TextPart(b"the cab", begins=True, ends=True, line=1)).unknown == unknown
+    assert encoder.encode(Text(b"the cab", line=1)).unknown == unknown
 
 
 def test_bytes_are_read_whatever_they_are() -> None:

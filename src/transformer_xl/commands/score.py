@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, say, standard_input
@@ -19,7 +19,7 @@ from transformer_xl.inference_config import CARRIES_NOTHING, ScoreConfig
 if TYPE_CHECKING:
     from transformer_xl.commands.models import LoadedModel, NamedModel
     from transformer_xl.data.tokenizer import Tokenizer
-    from transformer_xl.inference.score import Input, Scorer, TextEncoder, TextPart, TextScore, TokenCosts
+    from transformer_xl.inference.score import Scorer, Text, TextEncoder, TextScore, TokenCosts
     from transformer_xl.model.base import Context
 
 STANDARD_INPUT = "-"
@@ -73,9 +73,9 @@ def score(call: Call) -> None:
     run.sum_up()
 
 
-def _opened(texts: str) -> AbstractContextManager[Input]:
+def _opened(texts: str) -> AbstractContextManager[BinaryIO]:
     if texts == STANDARD_INPUT:
-        return nullcontext(cast("Input", standard_input()))
+        return nullcontext(standard_input())
     return open(os.path.expanduser(texts), "rb")
 
 
@@ -104,60 +104,51 @@ class _Run:
         self._total, self._texts, self._skipped = TextScore(), 0, 0
         self._began = time.perf_counter()
 
-    def read(self, source: Input) -> None:
+    def read(self, source: BinaryIO) -> None:
         """Score all texts.
 
         Raises:
             UserError: a text cannot be read; what was printed before it stays.
         """
-        from transformer_xl.inference.score import TextScore, read_texts
+        from transformer_xl.inference.score import read_texts
 
         config = self._config
         if config.format == "table" and not config.tokens:
             _print_row(_COLUMNS)
-        parts = read_texts(
-            source,
-            unit=config.unit,
-            keeps_blank_lines=config.context == "carry",
-            split_point=self._encoder.split_point,
-        )
-        found: TextScore | None = None
-        beginning = ""
         with self._loaded.autocast():
-            for part in parts:
-                if part.begins:
-                    found, beginning = TextScore(), _beginning(part)
-                if found is not None:
-                    found = self._with(part, found, beginning=beginning)
-                if part.ends:
-                    self._texts += 1
-                    if found is None:
-                        self._skipped += 1
-                    else:
-                        self._total += found
-                        self._print_text(found, beginning=beginning)
+            for text in read_texts(source, unit=config.unit, keeps_blank_lines=config.context == "carry"):
+                found = self._score(text)
+                self._texts += 1
+                if found is None:
+                    self._skipped += 1
+                else:
+                    self._total += found
+                    if not config.tokens:
+                        nats = found.nats if found.predictions else None
+                        values = (self._texts, nats, found.bits_per_byte, found.perplexity, found.predictions)
+                        self._print(values, {"text_begins": _beginning(text)})
 
-    def _with(self, part: TextPart, found: TextScore, *, beginning: str) -> TextScore | None:
-        """Read a part of a text, and return what the text has cost with it; None: it is skipped from here on."""
+    def _score(self, text: Text) -> TextScore | None:
+        """Return what a text costs; None: it is skipped."""
         from transformer_xl.inference.score import TextScore
 
         config = self._config
         try:
-            encoded = self._encoder.encode(part)
+            encoded = self._encoder.encode(text)
         except UserError as error:
             ends_here = config.unknown == "refuse" or config.context == "carry"
             if ends_here or self._loaded.model.vocabulary is None:
                 raise UserError(f"texts={config.texts}, {error}{self._way_out()}") from error
-            self._print_skipped(str(error), beginning=beginning)
+            self._print_skipped(text, str(error))
             return None
-        found += TextScore(tokens=len(encoded.ids), text_bytes=encoded.text_bytes, unknown=encoded.unknown)
+        found = TextScore(tokens=len(encoded.ids), text_bytes=encoded.text_bytes, unknown=encoded.unknown)
         try:
-            for costs in self._scorer.read(encoded.ids, begins=part.begins, ends=part.ends):
+            for costs in self._scorer.read(encoded.ids):
                 found += TextScore(nats=float(costs.nats.sum()), predictions=len(costs.nats))
                 if config.tokens:
                     self._print_tokens(costs)
         except UserError as error:
-            raise UserError(f"texts={config.texts}, line {part.line}: {error}") from error
+            raise UserError(f"texts={config.texts}, line {text.line}: {error}") from error
         return found
 
     def _way_out(self) -> str:
@@ -172,18 +163,12 @@ class _Run:
             lines.append(json.dumps({"text": self._texts + 1, "position": costs.position + place, **token}) + "\n")
         say("".join(lines))
 
-    def _print_text(self, found: TextScore, *, beginning: str) -> None:
-        nats = found.nats if found.predictions else None
-        if not self._config.tokens:
-            values = (self._texts, nats, found.bits_per_byte, found.perplexity, found.predictions)
-            self._print(values, {"text_begins": beginning})
-
-    def _print_skipped(self, error: str, *, beginning: str) -> None:
+    def _print_skipped(self, text: Text, error: str) -> None:
         number = self._texts + 1
         if self._config.tokens:
             say(json.dumps({"text": number, "error": error}) + "\n")
         else:
-            self._print((number, None, None, None, None), {"text_begins": beginning, "error": error})
+            self._print((number, None, None, None, None), {"text_begins": _beginning(text), "error": error})
 
     def _print(self, values: tuple[float | None, ...], more: dict[str, str]) -> None:
         if self._config.format == "table":
@@ -240,8 +225,8 @@ class _Run:
         note(f"score    {', '.join(said)}; {speed:,.0f} tokens/s\nread     {read}")
 
 
-def _beginning(part: TextPart) -> str:
-    return part.data[: 4 * _SHOWN_CHARACTERS].decode(errors="replace").rstrip("\r\n")[:_SHOWN_CHARACTERS]
+def _beginning(text: Text) -> str:
+    return text.data[: 4 * _SHOWN_CHARACTERS].decode(errors="replace").rstrip("\r\n")[:_SHOWN_CHARACTERS]
 
 
 def _print_row(cells: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,13 +12,10 @@ import pytest
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch import Trainer
 
-from tests.conftest import REPOSITORY, read_values, run_training, tiny_overrides
-from tests.training.processes import SECONDS, Ended, is_alive, start_slowed, wait_until
+from tests.conftest import tiny_overrides
+from tests.training.processes import SECONDS, is_alive, start_slowed, wait_until
 from transformer_xl import processes
 from transformer_xl.errors import UserError
-
-EXACT = ["trainer.precision=64-true", "data.batch_size=5", "trainer.max_steps=6"]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(autouse=True)
@@ -94,46 +90,6 @@ def test_other_numbers_than_srun_started_are_refused(
         processes.check_number(trainer)
 
 
-def run_under(first: tuple[str, ...], arguments: list[str], cwd: Path, **environment: str) -> Ended:
-    process = subprocess.Popen(
-        [*first, str(REPOSITORY / "train.py"), *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    stdout, stderr = process.communicate(timeout=SECONDS)
-    return Ended(process.returncode, stdout, stderr, {})
-
-
-@pytest.mark.slow
-def test_processes_that_torchrun_starts_are_one_run(text_file: Path, tmp_path: Path) -> None:
-    """The first one alone names its folder."""
-    base = [*tiny_overrides(text_file, tmp_path), *EXACT]
-    one = run_training([*base, f"hydra.run.dir={tmp_path / 'one'}"], tmp_path)
-    assert one.status == 0, one.stderr
-    monitored = [argument for argument in base if argument != "logger=none"]
-    ended = run_under(TORCHRUN, [*monitored, "trainer.devices=2"], tmp_path, WANDB_MODE="offline")
-    assert ended.status == 0, ended.stderr
-    assert ended.stdout.count("parameters") == 1
-    (two,) = (tmp_path / "outputs").iterdir()
-    assert len(list(two.glob("wandb/offline-run-*/*.wandb"))) == 1
-    for name in ("train/loss", "val/loss", "test/loss"):
-        assert read_values(two, name) == pytest.approx(one.values(name), rel=1e-9)
-    assert json.loads((two / "summary.json").read_text())["status"] == "finished"
-
-
-@pytest.mark.slow
-def test_a_mistake_under_torchrun_is_one_sentence(text_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "refused"
-    ended = run_under(TORCHRUN, [*tiny_overrides(text_file, tmp_path), f"hydra.run.dir={folder}"], tmp_path)
-    assert ended.status == 1  # torchrun's own
-    (sentence,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "torchrun started 2 processes" in sentence
-    assert "trainer.devices=2 trainer.num_nodes=1" in sentence
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["training_step", "validation_step", "test_step"])
 def test_the_others_end_when_one_is_killed(text_file: Path, tmp_path: Path, moment: str) -> None:
@@ -152,19 +108,6 @@ def test_the_others_end_when_the_main_process_is_killed(text_file: Path, tmp_pat
     others = run.companions
     run.process.kill()
     wait_until(lambda: not any(map(is_alive, others)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_all_stop_at_one_step_and_the_first_has_the_status(
-    text_file: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    run = start_slowed("training_step", 0.1, text_file, tmp_path, "trainer.max_steps=600")
-    os.kill(run.companions[0], number)  # one that is not the first
-    ended = run.ended()
-    assert ended.status == {signal.SIGTERM: 143, signal.SIGUSR1: 75}[number], ended.stderr
-    assert ended.summary["status"] == "stopped"
-    assert "Traceback" not in ended.stderr
 
 
 TWICE = """

@@ -275,7 +275,7 @@ with locked(pathlib.Path(config.path).with_name("lock"), say, "I wait"):
     assert lines == []
 
 
-@pytest.mark.parametrize("at", ["_write_sidecar", "put_in_place", "file_sha256"])
+@pytest.mark.parametrize("at", ["write_sidecar", "put_in_place", "file_sha256"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
     code = (
         f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\nbuilding.open_corpus(config, announce=print, seed=0)"

@@ -25,21 +25,20 @@ from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.corpora import PUBLISHED, deviations
 from transformer_xl.data.corpus import (
     FORMAT,
-    SIDECAR,
-    SOURCES,
     SPLITS,
     VOCABULARY,
     Corpus,
+    file_sha256,
     open_token_files,
     put_in_place,
     remove,
     start_file,
     token_dtype,
-    token_file,
+    write_sidecar,
     writing_below,
 )
 from transformer_xl.data.encode import Encoder, Written, learning_parts
-from transformer_xl.data.files import Source, Sources, describe, file_sha256, unpack_tar
+from transformer_xl.data.files import Source, Sources, describe, unpack_tar
 from transformer_xl.data.flat import Flat, Range, split_documents
 from transformer_xl.data.subwords import load_pretrained, local_path
 from transformer_xl.data.text import Piece, TextReader, is_utf8
@@ -58,7 +57,7 @@ from transformer_xl.data_config import (
     TextConfig,
     TokensConfig,
 )
-from transformer_xl.errors import UserError, atomic_write, first_line, locked
+from transformer_xl.errors import UserError, first_line, locked
 from transformer_xl.settings import plain
 
 _ATTEMPTS = 5
@@ -398,7 +397,15 @@ def _publish(
         except UserError:
             _require_unchanged(sources)  # or else what changed is the reason
             raise
-        _write_sidecar(temporary, settings, sources, tokenizer, written)
+        splits = {split: found._asdict() for split, found in written.items()}
+        write_sidecar(
+            temporary,
+            settings=settings,
+            listing=sources.listing(),
+            sources=_described(sources),
+            tokenizer=tokenizer,
+            splits=splits,
+        )
         put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -425,47 +432,10 @@ def _publish(
     )
 
 
-def _write_sidecar(
-    folder: Path,
-    settings: dict[str, object],
-    sources: Sources,
-    tokenizer: Tokenizer,
-    written: Mapping[str, Written],
-) -> None:
-    # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
-    listed = hashlib.sha256()
-    described = []
-    for file in sources.files:
-        checksum = file_sha256(file.path)
-        listed.update(f"{checksum}  ".encode() + os.fsencode(file.name) + b"\n")
-        described.append({"path": file.name, "size": file.size, "mtime_ns": file.mtime_ns, "sha256": checksum})
+def _described(sources: Sources) -> list[dict[str, Any]]:
+    found = [file._asdict() | {"path": file.name, "sha256": file_sha256(file.path)} for file in sources.files]
     _require_unchanged(sources)
-    with atomic_write(folder / SOURCES) as target:
-        json.dump(described, target, indent=1)
-    names = [VOCABULARY, SOURCES, *map(token_file, SPLITS), *map(start_file, SPLITS)]
-    files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
-        for name in names
-        if (folder / name).exists()
-    }
-    if not sources.files:  # documents from outside are known by what came of them
-        listed.update(json.dumps(files, sort_keys=True).encode())
-    sidecar = {
-        "format": FORMAT,
-        "settings": settings,
-        "listing": sources.listing(),
-        "dtype": token_dtype(tokenizer.size).name,
-        "splits": {split: found._asdict() for split, found in written.items()},
-        "vocabulary": {"kind": tokenizer.kind, "size": tokenizer.size, "hash": tokenizer.hash()},
-        "fingerprint": {
-            "files": len(sources.files),
-            "bytes": sum(file.size for file in sources.files),
-            "sha256": listed.hexdigest(),
-        },
-        "files": files,
-    }
-    with atomic_write(folder / SIDECAR) as target:
-        json.dump(sidecar, target, indent=1)
+    return [{name: entry[name] for name in ("path", "size", "mtime_ns", "sha256")} for entry in found]
 
 
 def _require_unchanged(sources: Sources) -> None:

@@ -99,7 +99,7 @@ class Published:
         limit: bytes of one file when unpacked, with room.
         addresses: any one of them is enough; tried in order.
         words: addresses of its list of words, which it can do without.
-        tokenizers: what it can be split into; the first is the published one.
+        tokenizer: the published one.
         tokenizer_classes: the registered name of a tokenizer where it is another.
         lower_case: it is published in lower case.
         counts_all: its vocabulary is counted over all splits.
@@ -111,7 +111,7 @@ class Published:
     limit: int
     addresses: tuple[WebFile | HubFolder, ...]
     words: tuple[WebFile, ...] = ()
-    tokenizers: tuple[str, ...] = ("word", "char", "byte")
+    tokenizer: str = "word"
     tokenizer_classes: Mapping[str, str] = field(default_factory=dict)
     lower_case: bool = False
     counts_all: bool = False
@@ -201,7 +201,7 @@ PUBLISHED: dict[str, Published] = {
             WebFile(url="http://mattmahoney.net/dc/enwik8.zip", size=36_445_475, sha256=_ENWIK8_SHA256),
             WebFile(url="https://data.deepai.org/enwik8.zip", size=36_445_475, sha256=_ENWIK8_SHA256),
         ),
-        tokenizers=("char", "byte"),
+        tokenizer="char",
         tokenizer_classes={"char": "ranked_byte"},  # the published preparation takes its bytes for characters
         expected={"drop": {"vocabulary": 204}, "keep": _ENWIK_COUNTS | {"vocabulary": 205}},
     ),
@@ -217,7 +217,7 @@ PUBLISHED: dict[str, Published] = {
             ),
             HubFolder(repository="afmck/text8", revision="main", folder="data"),
         ),
-        tokenizers=("char", "byte"),
+        tokenizer="char",
         expected={"drop": _ENWIK_COUNTS | {"vocabulary": 27}},
     ),
     "ptb": Published(
@@ -281,7 +281,6 @@ PUBLISHED: dict[str, Published] = {
                 "raw.githubusercontent.com/rafaljozefowicz/lm/master",
             )
         ),
-        tokenizers=("word",),
         tokenizer_classes={"word": "sentence"},
         expected={"keep": {"vocabulary": 793_471}},
     ),
@@ -294,29 +293,23 @@ def published_sources(config: PublishedConfig, *, announce: Callable[[str], None
     `UserError` where files are missing, empty or out of reach; it says which file goes where.
     """
     kind, corpus = config.kind, PUBLISHED[config.kind]
+    folder = Path(os.path.expanduser(config.cache_dir)) / "downloads" / kind
+    setting = f"data.dir is not set, so that data={kind} is read from {str(folder)!r}"
+    wanted = f"must name the folder that holds {corpus.wanted}"
     if config.dir is not None:
-        folder = Path(os.path.expanduser(config.dir))
-        setting = f"data.dir is {config.dir!r}"
+        folder, setting = Path(os.path.expanduser(config.dir)), f"data.dir is {config.dir!r}"
         if not config.dir or not folder.is_dir():
-            where = ", which is no folder here" if config.dir else ""
-            raise UserError(f"{setting}{where}, and must name the folder that holds {corpus.wanted}")
-    else:
-        folder = Path(os.path.expanduser(config.cache_dir)) / "downloads" / kind
-        setting = f"data.dir is not set, so that data={kind} is read from {str(folder)!r}"
+            raise UserError(f"{setting}{', which is no folder here' if config.dir else ''}, and {wanted}")
     try:
         found = _find(kind, folder, setting=setting)
     except OSError as error:
         raise UserError(f"{setting}, which cannot be read: {first_line(error)}") from error
     if isinstance(found, list) and config.dir is not None:
-        raise UserError(
-            f"{setting}, where {', '.join(found)} cannot be found, and must name the folder that holds {corpus.wanted}"
-        )
+        raise UserError(f"{setting}, where {', '.join(found)} cannot be found, and {wanted}")
+    if isinstance(found, list) and not config.download:
+        lacks = f"{', '.join(found)} cannot be found; {_by_hand(kind, folder)}"
+        raise UserError(f"data.download is false and {setting}, where {lacks}")
     if isinstance(found, list):
-        if not config.download:
-            raise UserError(
-                f"data.download is false and {setting}, where {', '.join(found)} cannot be found; "
-                f"{_by_hand(kind, folder)}"
-            )
         found = _fetched(config, folder, setting=setting, announce=announce)
     if empty := [file.name for file in found.files if not file.size]:
         raise UserError(f"{setting}, where {', '.join(empty)} is empty: it must be {corpus.wanted}")
@@ -444,7 +437,7 @@ def deviations(config: PublishedConfig, counts: Mapping[str, int]) -> list[str]:
     """
     corpus = PUBLISHED[config.kind]
     expected = corpus.expected.get(config.newline, {})
-    if config.tokenizer != corpus.tokenizers[0] or config.documents != "none":
+    if config.tokenizer != corpus.tokenizer or config.documents != "none":
         return []
     what = {"train": "training tokens", "valid": "validation tokens", "test": "test tokens"}
     return [

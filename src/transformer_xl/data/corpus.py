@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from transformer_xl.data.lanes import CorpusLanes, Fingerprint, Sequential, Shuffled, evaluation_lanes, training_lanes
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, atomic_write
 
 FORMAT = 3
 """Of a folder of token files."""
@@ -243,6 +244,54 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{value!r} is not a count")
     return value
+
+
+def write_sidecar(
+    folder: Path,
+    *,
+    settings: dict[str, object],
+    listing: str,
+    sources: list[dict[str, Any]],
+    tokenizer: Tokenizer,
+    splits: dict[str, dict[str, int]],
+) -> None:
+    """Write what `open_token_files` checks: what a folder was built from (`sources`: path, size, sha256), and holds."""
+    # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
+    listed = hashlib.sha256()
+    for source in sources:
+        listed.update(f"{source['sha256']}  ".encode() + os.fsencode(source["path"]) + b"\n")
+    with atomic_write(folder / SOURCES) as target:
+        json.dump(sources, target, indent=1)
+    names = [VOCABULARY, SOURCES, *map(token_file, SPLITS), *map(start_file, SPLITS)]
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
+        for name in names
+        if (folder / name).exists()
+    }
+    if not sources:  # documents from outside are known by what came of them
+        listed.update(json.dumps(files, sort_keys=True).encode())
+    size = sum(source["size"] for source in sources)
+    sidecar = {
+        "format": FORMAT,
+        "settings": settings,
+        "listing": listing,
+        "dtype": token_dtype(tokenizer.size).name,
+        "splits": splits,
+        "vocabulary": {"kind": tokenizer.kind, "size": tokenizer.size, "hash": tokenizer.hash()},
+        "fingerprint": {"files": len(sources), "bytes": size, "sha256": listed.hexdigest()},
+        "files": files,
+    }
+    with atomic_write(folder / SIDECAR) as target:
+        json.dump(sidecar, target, indent=1)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256, in hex, of a file; `UserError` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
 
 
 def put_in_place(temporary: Path, folder: Path) -> None:

@@ -242,15 +242,6 @@ def list_files(path: str, *, setting: str, wanted: str) -> tuple[Path, list[Sour
     return location, files, [f"links that lead nowhere: {named_first(broken)}"] if broken else []
 
 
-def file_sha256(path: Path) -> str:
-    """Return the sha256, in hex, of a file; `UserError` where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-
-
 def describe(path: Path, *, name: str) -> SourceFile:
     """Return what a file is now; `OSError` where it is none."""
     status = path.stat()

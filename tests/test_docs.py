@@ -101,3 +101,7 @@ def test_the_journeys_name_files_and_functions_as_they_are() -> None:
     assert [name for name in re.findall(r"`(\w+)\(\)`", page) if f"def {name}(" not in code] == []
     classes = [name for name in re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", page) if name not in ("OmegaConf", "Lightning")]
     assert [name for name in classes if f"class {name}" not in code] == []
+    places = re.findall(r"`(\w+)(?:\(\))?`(?:\s+of\s+`\w+`)?\s+(?:of\s+|\()`([\w/]+\.py)`", page)
+    assert len(places) > 20
+    for name, file in places:
+        assert re.search(rf"(?:def|class) {name}\b", (source / file).read_text(encoding="utf-8")), f"{name} in {file}"

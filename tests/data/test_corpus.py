@@ -439,3 +439,13 @@ def test_memory_does_not_grow_with_the_text(
     shorter = peak(50)  # one line of 0.1 MB
     # and of 1 MB; once more where a thread that another test left behind took memory meanwhile
     assert any(peak(repeats) < shorter + 50_000 for repeats in (400, 401, 402))
+
+
+def test_token_files_that_are_cut_short_under_a_run_are_named(config: TextConfig) -> None:
+    found, _ = opened(config)
+    lanes = found.lanes("train", batch_size=2, segment_len=5, evaluation=False)
+    lanes.read(epoch=0, lanes=range(2), start=0, stop=5)
+    os.truncate(found.folder / "train.bin", 100)
+    with pytest.raises(UserError, match=r"train\.bin' was cut short while it was read: data\.rebuild=true builds it"):
+        lanes.read(epoch=0, lanes=range(2), start=5, stop=10)
+    assert len(opened(config)[1]) == 2, "it is built again"

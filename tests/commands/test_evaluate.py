@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,6 +295,31 @@ def test_what_keeps_scores_from_being_compared_is_said() -> None:
     assert "from 100 to 245,568" in evaluation.comparability([row(), row(tokens=100)])[0]
     assert "base 20.0%" in evaluation.comparability([row(unknown=0.2)])[0]
     assert evaluation.comparability([row(), row(name="other")]) == []
+
+
+@pytest.mark.slow
+def test_scores_join_the_runs_own_figures_in_wandb(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    overrides = [one for one in tiny_overrides(text_file, tmp_path) if not one.startswith("logger=")]
+    logger = ["logger=wandb", "logger.mode=offline", "logger.project=mine"]
+    assert cli.run("train", train, [*overrides, *logger, "hydra.run.dir=watched"]) == 0
+    before = set(Path("watched/wandb").glob("offline-run-*"))
+    assert call("run=watched", "eval.max_tokens=40", "wandb=true") == 0
+    assert "wandb sync" in capsys.readouterr().out
+    (new,) = set(Path("watched/wandb").glob("offline-run-*")) - before
+    (log,) = new.glob("run-*.wandb")
+    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(log)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    records = [json.loads(line) for line in lines]
+    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    identity = json.loads(Path("watched/run.json").read_text())
+    assert (run["run_id"], run["project"]) == (identity["run_id"], "mine")
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    (scores,) = [row for row in rows if "evaluation/test/loss" in row]
+    assert scores["evaluation/test/loss"] == results_of(Path("watched"))[0]["loss"]
+    assert scores["trainer/global_step"] == 6
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {

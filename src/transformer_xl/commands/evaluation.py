@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import platform
@@ -16,9 +15,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from transformer_xl.commands import tables
 from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, readings_of, tell
 from transformer_xl.commands.models import NamedModel, find_models
 from transformer_xl.commands.tables import printable
@@ -28,7 +26,16 @@ from transformer_xl.errors import UserError, atomic_write, first_line, locked
 from transformer_xl.inference import plots
 from transformer_xl.inference.evaluate import mean_by_class
 from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.run_folder import Identity, SavedConfig, Summary, read_config, read_identity, refuse_if_in_use, slug
+from transformer_xl.run_folder import (
+    Identity,
+    SavedConfig,
+    Summary,
+    claim,
+    read_config,
+    read_identity,
+    refuse_if_in_use,
+    slug,
+)
 from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
 from transformer_xl.training import metrics
 from transformer_xl.training import wandb as monitors
@@ -57,9 +64,9 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         for model in models:
             readings_of(open_subject(model, config, given=given), config)
     moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    wanted = one / "evaluation" / f"{moment}-{config.split}" if one else Path("outputs", f"evaluation-{moment}")
+    place = (one / "evaluation", f"{moment}-{config.split}") if one else (Path("outputs"), f"evaluation-{moment}")
     rows: list[Row] = []
-    with _new_folder(wanted) as folder:
+    with _folder_of_pictures(*place) as folder:
         try:
             for model in models:
                 rows.extend(_measure_all(model, config, given=given))  # one by one: those before a failure are kept
@@ -92,17 +99,9 @@ def _measure_all(model: NamedModel, config: EvaluateConfig, *, given: frozenset[
 
 
 @contextmanager
-def _new_folder(wanted: Path) -> Iterator[Path]:
+def _folder_of_pictures(root: Path, name: str) -> Iterator[Path]:
     """Make a folder that no other command has; it goes again where nothing was written into it."""
-    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    for folder in itertools.chain([wanted], numbered):
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if folder.is_dir():
-                continue
-            raise
-        break
+    folder = claim(root, name)
     try:
         yield folder
     finally:
@@ -146,8 +145,8 @@ def read_record(path: Path) -> list[Any]:
     raise UserError(f"{path} is damaged, or was not written by this program: move it away")
 
 
-def _print(shown: str | Table) -> None:
-    Console(highlight=False).print(shown, soft_wrap=isinstance(shown, str), markup=False)
+def _print(line: str) -> None:
+    Console(highlight=False).print(line, soft_wrap=True, markup=False)
 
 
 def _print_all(rows: Sequence[Row], *, heading: str) -> None:
@@ -173,29 +172,25 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
         columns["params"] = [_short(row.parameters) for row in rows]
     columns["loss"] = [_figure(row.score.loss) for row in rows]
     for name in _units(rows):
-        columns[in_words(name).replace("bits per byte", "bits /\nbyte")] = [
-            _figure(row.unit.figures(row.score.loss)[name]) for row in rows
-        ]
-    columns["segment /\nmemory"] = [_lengths(row) for row in rows]
+        columns[in_words(name)] = [_figure(row.unit.figures(row.score.loss)[name]) for row in rows]
+    columns["segment / memory"] = [_lengths(row) for row in rows]
     columns["clamp"] = ["off" if (clamp := row.reading.context.clamp_len) is None else f"{clamp:,}" for row in rows]
-    columns["same\nlength"] = ["yes" if row.reading.context.same_length else "no" for row in rows]
+    columns["same length"] = ["yes" if row.reading.context.same_length else "no" for row in rows]
     columns["predictions"] = [f"{row.score.tokens:,}" for row in rows]
     counts = rows[0].data.counts()
     title = [rows[0].model.name] if one_model else []
     title += [heading, f"{rows[0].split} split of {counts[rows[0].split]:,} tokens"]
     checkpoints = " or ".join(dict.fromkeys(row.model.checkpoint for row in rows))
     title += [f"checkpoint {checkpoints}"] if checkpoints else []
-    for name in ("clamp", "same\nlength", "predictions", *(["segment /\nmemory"] if not one_model else [])):
+    for name in ("clamp", "same length", "predictions", *(["segment / memory"] if not one_model else [])):
         if len(set(columns[name])) == 1:
             value = columns.pop(name)[0]
-            title += [f"{value} predictions" if name == "predictions" else f"{' '.join(name.split())} {value}"]
+            title += [f"{value} predictions" if name == "predictions" else f"{name} {value}"]
     hidden = {"clamp off", "same length no"}  # what most models have need not be said
-    table = Table(title=Text(printable(", ".join(part for part in title if part not in hidden))), title_justify="left")
-    for number, name in enumerate(columns):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*(Text("\n".join(map(printable, cell.split("\n")))) for cell in cells))
-    _print(table)
+    shown = printable(", ".join(part for part in title if part not in hidden))
+    rows_of_cells = zip(*columns.values(), strict=True)
+    cells = [["\n".join(map(printable, cell.split("\n"))) for cell in row] for row in rows_of_cells]
+    tables.print_table(list(columns), cells, title=shown, boxed=True)
 
 
 def _units(rows: Sequence[Row]) -> list[str]:

@@ -163,12 +163,9 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
         heading: names the corpus.
     """
     one_model = len({row.model.path for row in rows}) == 1
-    labels = [row.reading.label() for row in rows]
-    columns: dict[str, list[str]] = {"reading": labels}
+    columns: dict[str, list[str]] = {"reading": [row.reading.label() for row in rows]}
     if not one_model:
-        with_labels = len(set(labels)) > 1
-        kinds = [row.network.label + (f", {row.reading.label()}" if with_labels else "") for row in rows]
-        columns = {"model": [f"{row.model.name}\n{kind}" for row, kind in zip(rows, kinds, strict=True)]}
+        columns = {"model": [f"{row.model.name}\n{row.network.label}" for row in rows]}
         columns["params"] = [_short(row.parameters) for row in rows]
     columns["loss"] = [_figure(row.score.loss) for row in rows]
     for name in _units(rows):

@@ -109,6 +109,17 @@ loaded: dict[str, str] = {}
 """Plugin, as it was named -> sha256 of its file."""
 
 
+def take_plugins(arguments: Sequence[str]) -> list[str]:
+    """Import what `plugins=[FILE,MODULE]` among a command's arguments names; return the other arguments.
+
+    Raises:
+        UserError: as `load_plugins`.
+    """
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("plugins=")]
+    load_plugins([item.strip() for value in named for item in value.strip("[]").split(",") if item.strip()])
+    return [argument for argument in arguments if not argument.startswith("plugins=")]
+
+
 def load_plugins(plugins: Sequence[str]) -> None:
     """Import files and modules that register parts of one's own; each once.
 

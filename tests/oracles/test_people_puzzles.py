@@ -187,7 +187,6 @@ def test_24_another_main_configuration_that_is_not_there(base: list[str], comman
     ends_in_one_line(call(command, "--config-name=nope", *(base if command == "train" else ["run=x"])), "nope")
 
 
-@yet("a checkpoint with other weights is a traceback at resume")
 @pytest.mark.parametrize("change", ["extra", pytest.param("missing", marks=SLOW)])
 def test_24_a_checkpoint_with_other_weights(trained: Path, change: str) -> None:
     run = copy_run(trained, Path("run"))

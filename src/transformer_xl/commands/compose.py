@@ -261,9 +261,8 @@ def read(name: str, command: Sequence[str], *, config_dir: Path | None = None) -
     """
     arguments = list(command[1:])
     is_job = arguments[:1] == [ALREADY_QUOTED]
-    plugins = [_items(argument) for argument in arguments if key_of(argument) == "plugins"]
-    registry.load_plugins([item for items in plugins for item in items])
-    arguments = [_without_dashes(argument) for argument in arguments[is_job:] if key_of(argument) != "plugins"]
+    plugins = [argument for argument in arguments if argument.startswith("plugins=")]
+    arguments = [_without_dashes(argument) for argument in registry.take_plugins(arguments[is_job:])]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for short, flag in (("-cd", "--config-dir"), ("-cp", "--config-path"), ("-cn", "--config-name")):
         parser.add_argument(short, flag)
@@ -285,7 +284,7 @@ def read(name: str, command: Sequence[str], *, config_dir: Path | None = None) -
         config_dir=conf,
         flags=[
             *([f"--config-dir={known.config_dir}"] if known.config_dir else []),
-            *[f"plugins=[{','.join(items)}]" for items in plugins],
+            *plugins,
         ],
         overrides=[f"++{line}" if re.match(r"(trainer|callbacks)\.", line) else line for line in overrides],
     )

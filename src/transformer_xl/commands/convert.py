@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformer_xl import registry
 from transformer_xl.errors import UserError
 
 _FORMATS = ("native", "transformers")
@@ -24,8 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     Args:
         arguments: of the command line.
     """
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(registry.take_plugins(arguments))
         print(_convert(options.source, Path(os.path.expanduser(options.target)), options.to))
     except (UserError, OSError) as error:
         from transformer_xl.commands.cli import sentence_of
@@ -58,6 +59,7 @@ def _convert(source: str, target: Path, to: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="txl-convert",
+        usage="txl-convert SOURCE TARGET [--to native|transformers] [plugins=[FILE]]",
         description="Write a Transformer-XL in another format. Nothing that is in its files is run.",
     )
     parser.add_argument(

@@ -27,7 +27,7 @@ LAYERS = [
     {"model", "data"},
     {"training", "inference", "interop"},
     {
-        *("build", "devices", "processes", "run", "run_folder", "init_from"),
+        *("build", "devices", "processes", "resume", "run", "run_folder", "run_length", "init_from"),
     },
     {"commands"},
 ]

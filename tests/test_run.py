@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.registry import names
-from transformer_xl.run import A_BRANCH, ANY_RESUME, NOBODY, refuse_changes
+from transformer_xl.resume import A_BRANCH, ANY_RESUME, NOBODY, refuse_changes
 from transformer_xl.run_folder import claim, slug
 from transformer_xl.settings import Settings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.test_configs import composed
-from transformer_xl.build import RunLength, run_length
 from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import RecallConfig
+from transformer_xl.run_length import RunLength, run_length
 
 SIZES = ["data.batch_size=2", "data.segment_len=10", "data.train_tokens=200", "data.eval_tokens=100"]
 VARYING = ["data.segment_len_sd=2", "data.half_segments=0.3"]

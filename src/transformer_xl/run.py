@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl import devices, init_from, processes
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
+from transformer_xl.data.tokenizer import load_vocabulary
 from transformer_xl.data_config import StoredConfig
-from transformer_xl.errors import DamagedError, Stopped, UserError, program
+from transformer_xl.errors import Stopped, UserError, program
 from transformer_xl.interop.load import load_model
-from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
 from transformer_xl.registry import lookup, names
+from transformer_xl.resume import A_BRANCH, ANY_RESUME, Found, continued, newest_checkpoint, refuse_changes
 from transformer_xl.run_folder import (
     AUTO,
     Identity,
     Summary,
     claim_now,
     config_of,
-    expanded,
     locked,
     read_identity,
     refuse_if_in_use,
@@ -38,7 +37,7 @@ from transformer_xl.run_folder import (
 )
 from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import wandb as monitors
-from transformer_xl.training.checkpoint import LAST, step_checkpoints, validation_is_due
+from transformer_xl.training.checkpoint import LAST, validation_is_due
 from transformer_xl.training.optim import check_installed
 from transformer_xl.training.stopping import StopSignals, stopped_by
 
@@ -48,135 +47,6 @@ if TYPE_CHECKING:
     from transformer_xl.data.lanes import Dataset
     from transformer_xl.data.tokenizer import Tokenizer
     from transformer_xl.model.base import LanguageModel
-
-ANY_RESUME = (
-    "resume",
-    *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
-    *("data.tokenizer", "data.vocabulary"),  # files may have moved; another vocabulary is refused by its hash
-    *("data.lane_chunks", "compile"),
-    "model.attention",  # the same function, computed in another way
-    "scheduler.total_steps",  # stays as it is unless the command names it
-    *("trainer.*", "callbacks.*", "logger.*"),
-)
-"""Settings that any resume may change: where and how fast a run goes, what is watched and kept."""
-A_BRANCH = (
-    "name",
-    "optimizer.lr",
-    "scheduler.*",
-    *("model.dropout", "model.dropatt"),
-    *("trainer.gradient_clip_val", "trainer.gradient_clip_algorithm"),
-    *("trainer.limit_val_batches", "eval.*"),  # scores of different lengths have no best
-)
-"""What the next loss depends on, but not how what was learnt is to be read: only a branch may change it."""
-NOBODY = (
-    *("seed", "init_from", "init_vocabulary"),
-    *("model.*", "recipe.*", "data.*", "optimizer.*", "scheduler.kind"),
-    *("trainer.precision", "trainer.accumulate_grad_batches", "trainer.limit_train_batches"),
-    *("trainer.overfit_batches", "trainer.fast_dev_run"),
-)
-"""The network, its text, the order in which it is read, what an optimizer step is: a new run's."""
-
-
-# ---- what a resume may change
-
-
-def refuse_changes(before: Mapping[str, Any], config: Config, *, of: object, may_change: Collection[str]) -> None:
-    """Refuse settings that differ from what a run had where this command may not change them.
-
-    Args:
-        before: the run's settings, as plain containers.
-        config: what the command asks for.
-        of: names the run.
-        may_change: settings, and `group.*` for those of a group that no class names.
-
-    Raises:
-        UserError: the settings, with both values.
-    """
-    was, asked = _flat(before), _flat(plain(config))
-    changed = [key for key in asked if key in was and asked[key] != was[key]]
-    changed = [key for key in changed if not _is_among(key, may_change)]
-    changed = [key for key in changed if key.endswith(".kind")] or changed
-    if not changed:
-        return
-    differences = ", ".join(f"{key} is {asked[key]!r} and was {was[key]!r}" for key in changed[:3])
-    more = f", and {len(changed) - 3} more settings differ" if len(changed) > 3 else ""
-    if all(_is_among(key, A_BRANCH) for key in changed):
-        advice = "only a branch of the run may change that: resume=RUN_FOLDER name=NEW_NAME"
-    else:
-        advice = "no resume may change that: start a new run, with init_from=RUN_FOLDER from its weights if they fit"
-    raise UserError(f"{of} is another run than this command's: {differences}{more}; {advice}")
-
-
-def _is_among(key: str, names: Collection[str]) -> bool:
-    """Return whether a class of settings has a key: by its own name, or by its group's where no class names it."""
-    named = {name for names_of_class in (ANY_RESUME, A_BRANCH, NOBODY) for name in names_of_class}
-    return (key if key in named else f"{key.partition('.')[0]}.*") in names
-
-
-def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in node.items():
-        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return leaves
-
-
-def _continued(folder: Path, asked: Config, given: Collection[str] | None) -> Config:
-    """Return a run's own configuration, with what a command changes that a resume may change.
-
-    Args:
-        folder: of the run.
-        asked: what the command composes.
-        given: the keys and groups that it names itself; another difference that a resume could make is none. None: all.
-    """
-    saved = plain(config_of(folder))
-    if (given is None or "logger" in given) and asked.logger.kind != saved["logger"]["kind"]:
-        saved["logger"] = plain(asked.logger)  # another one has other settings
-    if asked.trainer.precision == "auto":  # which the run has settled
-        asked = replace(asked, trainer=replace(asked.trainer, precision=saved["trainer"]["precision"]))
-    refuse_changes(saved, asked, of=folder, may_change=ANY_RESUME)
-    for key, value in _flat(plain(asked)).items():
-        if _is_among(key, ANY_RESUME) and (given is None or key in given):
-            node: Any = saved
-            *groups, name = key.split(".")
-            for group in groups:
-                node = node.setdefault(group, {})
-            node[name] = value
-    return expanded(parse(Config, saved))
-
-
-# ---- checkpoints
-
-
-def newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], str | None] | None:
-    """Read a run's `last.ckpt`, or where it is damaged or gone, the newest `step-N.ckpt` that is whole.
-
-    Returns:
-        Its path, its contents, and a line for the user where it is not `last.ckpt`; None where there is none at all.
-
-    Raises:
-        UserError: none is whole, or one is of another version.
-    """
-    last = folder / "checkpoints" / LAST
-    problems: list[str] = []
-    for path in (last, *step_checkpoints(last.parent).values()):
-        if not path.is_file():
-            continue
-        try:
-            contents = read_checkpoint(path)
-        except DamagedError as error:
-            problems.append(str(error))
-            continue
-        if contents["format_version"] != CHECKPOINT_FORMAT:
-            raise UserError(
-                f"{path} has checkpoint format {contents['format_version']}, and this version goes on from "
-                f"{CHECKPOINT_FORMAT} only: start a new run from its weights with init_from={folder}"
-            )
-        if path != last and not problems:
-            problems.append(f"{last} is missing")
-        return path, contents, f"{'; '.join(problems)}: going on from {path.name}" if problems else None
-    if problems:
-        raise UserError(f"no checkpoint of {folder} is whole, so that it cannot be resumed: {'; '.join(problems)}")
-    return None
 
 
 def _copy_parent(parent: Path, folder: Path, *, checkpoint: Path) -> None:
@@ -191,9 +61,6 @@ def _copy_parent(parent: Path, folder: Path, *, checkpoint: Path) -> None:
     if (parent / "metrics.jsonl").is_file():
         shutil.copyfile(parent / "metrics.jsonl", folder / "metrics.jsonl")
     os.replace(unfinished, folder / "checkpoints")
-
-
-# ---- a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +92,7 @@ class Run:
         signals: that stop it.
         initial_weights: the trained model that it begins from; None: none.
         checkpoint: what training goes on from; None: from the start.
-        state: what the checkpoint holds, on the main process until training begins.
+        found: what it holds, on the main process until training begins.
         parent: folder of the run that this one is a branch of.
         notes: what a person should know, a line each.
         is_done: whether nothing is left to do.
@@ -244,7 +111,7 @@ class Run:
     signals: StopSignals
     initial_weights: LanguageModel | None = None
     checkpoint: Path | None = None
-    state: Mapping[str, Any] | None = None
+    found: Found | None = None
     parent: Path | None = None
     notes: list[str] = field(default_factory=list)
     is_done: bool = False
@@ -291,48 +158,19 @@ class Run:
             "parent": None if self.parent is None else str(self.parent),
         }
 
-    def refuse_other_data(self, corpus: Dataset, *, max_steps: int) -> None:
+    def refuse_other(self, corpus: Dataset, *, max_steps: int) -> None:
         """Refuse to go on with another text or vocabulary, or to a step that lies behind.
 
         Raises:
             UserError: which of these it is.
         """
-        if self.state is None:
-            return
-        of_run = shown(self.parent or self.folder)
         if self.step > max_steps:
             raise UserError(
-                f"trainer.max_steps is {max_steps}, and {of_run} is at step {self.step} already: a resume needs at "
-                "least that many"
+                f"trainer.max_steps is {max_steps}, and {shown(self.parent or self.folder)} is at step {self.step} "
+                "already: a resume needs at least that many"
             )
-        was, now = self.state["data_checksum"], corpus.fingerprint.sha256
-        if was != now:
-            raise UserError(
-                f"the text has changed since {of_run} was trained on it: its sha256 is {now[:16]} and was {was[:16]}; "
-                "start a new run"
-            )
-        if tokenizer_from_json(self.state["vocabulary"]).hash() != corpus.vocabulary.hash():
-            raise UserError(
-                f"data.tokenizer {getattr(self.config.data, 'tokenizer', '')!r} gives another vocabulary than the one "
-                f"that {of_run} was trained with: start a new run"
-            )
-
-    def refuse_other_weights(self, model: LanguageModel) -> None:
-        """Refuse a checkpoint whose weights are not those of the run's network, before Lightning loads it.
-
-        Raises:
-            UserError: the first weight that differs.
-        """
-        if self.state is None:
-            return
-        theirs = {name: tuple(tensor.shape) for name, tensor in self.state["state_dict"].items()}
-        ours = {f"model.{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        for name in [*ours, *theirs]:
-            if theirs.get(name) != ours.get(name):
-                raise UserError(
-                    f"{self.checkpoint} cannot be resumed: its weight {name} is {theirs.get(name, 'missing')}, and "
-                    f"the run's is {ours.get(name, 'missing')}"
-                )
+        if self.found is not None:
+            self.found.refuse_other_data(corpus)
 
     def begin(
         self, corpus: Dataset, trainer: Trainer, tokens_after: Callable[[int], int], *, cut: Callable[..., None]
@@ -352,7 +190,7 @@ class Run:
         if self.parent is not None and self.checkpoint is not None:
             _copy_parent(self.parent, self.folder, checkpoint=self.checkpoint)
             self.checkpoint = self.folder / "checkpoints" / LAST
-        cut(self.step, validated=self.state is None or not validation_is_due(self.state))
+        cut(self.step, validated=self.found is None or not validation_is_due(self.found.state))
         corpus.vocabulary.save(self.folder / "vocabulary.json")
         self.identity.write(self.folder)
         write_config(self.config, self.folder)
@@ -384,7 +222,7 @@ class Run:
         self.monitor = monitor.where
         if monitor.logger is not None:
             trainer.loggers = [monitor.logger]
-        if self.state is not None and self.parent is None:
+        if self.found is not None and self.parent is None:
             after = Summary.read(folder).step
             monitors.log_again(trainer.loggers, folder / "metrics.jsonl", after=after, until=self.step)
 
@@ -581,15 +419,14 @@ def _go_on(run: Run, origin: Path, command: Command, *, is_auto: bool) -> None:
     if found is None:
         _start_over(run, origin, identity, is_auto=is_auto, is_branch=is_branch)
         return
-    run.checkpoint, run.state, note = found
-    run.step = int(run.state["global_step"])
+    run.found, run.checkpoint, run.step = found, found.path, int(found.state["global_step"])
+    run.notes += [found.note] if found.note else []
     if is_auto:
-        run.config = _continued(origin, run.config, command.given)
+        run.config = continued(origin, run.config, command.given)
     may_change = (*ANY_RESUME, *A_BRANCH) if is_branch else ANY_RESUME
     refuse_changes(plain(config_of(origin)), run.config, of=origin, may_change=may_change)
-    refuse_changes(run.state["config"], run.config, of=run.checkpoint, may_change=(*ANY_RESUME, *A_BRANCH))
-    run.notes += [note] if note else []
-    run.identity = identity or Identity(run_id=run.state["run_id"], choices={}, parent=None)
+    refuse_changes(found.state["config"], run.config, of=found.path, may_change=(*ANY_RESUME, *A_BRANCH))
+    run.identity = identity or Identity(run_id=found.state["run_id"], choices={}, parent=None)
     if is_branch:
         parent = {"folder": str(origin), "run_id": run.identity.run_id, "step": run.step}
         run.identity, run.parent = Identity.new(run.identity.choices, parent=parent), origin

@@ -31,12 +31,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from transformer_xl import build, devices
-from transformer_xl.build import RunLength
 from transformer_xl.commands.compose import compose
 from transformer_xl.config import Config, WandbConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Identity
+from transformer_xl.run_length import RunLength, run_length, with_total_steps
 from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.optim import make_optimizer, parameter_groups
 from transformer_xl.training.stopping import StopSignals
@@ -213,8 +213,8 @@ def measure(
     steps = [f"trainer.max_steps={WINDOW * (windows + 1)}", "scheduler.total_steps=-1"]
     config = devices.with_device_settings(compose([*overrides, *intervals, *steps]))
     corpus = build.open_data(config, announce=print)
-    length = build.run_length(config, corpus)
-    config = build.with_total_steps(config, length)
+    length = run_length(config, corpus)
+    config = with_total_steps(config, length)
     run = _run_of(config, folder)
     model = build.model(run, corpus)
     datamodule = build.datamodule(config, corpus, length)

@@ -77,10 +77,11 @@ class Batches:
 
     def __init__(self, *overrides: str) -> None:
         from transformer_xl import build
+        from transformer_xl.run_length import run_length
 
         config = compose(*overrides)
         corpus = build.open_data(config, announce=lambda line: None)
-        self._module = build.datamodule(config, corpus, build.run_length(config, corpus))
+        self._module = build.datamodule(config, corpus, run_length(config, corpus))
 
     def of(self, split: str, *, rank: int = 0, processes: int = 1) -> Iterator[Lanes]:
         """Iterate over the batches of one process, of `train`, `valid` or `test`."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import REPOSITORY, Outcome, read_values, tiny_overrides
-from transformer_xl import run
+from transformer_xl import resume
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
@@ -150,9 +150,9 @@ def test_what_a_killed_process_had_begun_is_cleared_away(tiny_run: Run, stopped:
 
 
 def test_a_run_without_checkpoints_is_told_apart_from_a_damaged_one(tmp_path: Path) -> None:
-    assert run.newest_checkpoint(tmp_path) is None
+    assert resume.newest_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints").mkdir()
-    assert run.newest_checkpoint(tmp_path) is None
+    assert resume.newest_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("version", [CHECKPOINT_FORMAT - 1, CHECKPOINT_FORMAT + 1])

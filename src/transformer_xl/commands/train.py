@@ -20,12 +20,12 @@ from transformer_xl.errors import UserError, program
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
 
-    from transformer_xl.build import RunLength
     from transformer_xl.config import Config
     from transformer_xl.data.datamodule import LaneDataModule
     from transformer_xl.data.lanes import Dataset
     from transformer_xl.run import Command, Run
     from transformer_xl.run_folder import Summary
+    from transformer_xl.run_length import RunLength
     from transformer_xl.training.module import LanguageModule
 
 
@@ -71,9 +71,11 @@ def train_by_command(call: Call) -> None:
 
 def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callback]) -> Summary:
     from transformer_xl import build
-    from transformer_xl.commands.report import FinalReport, finished_line, print_opening
+    from transformer_xl.commands.opening import finished_line, print_opening
+    from transformer_xl.commands.report import FinalReport
     from transformer_xl.run import open_run
     from transformer_xl.run_folder import Summary
+    from transformer_xl.run_length import run_length, with_total_steps
 
     _quiet_libraries()
     with open_run(ask) as run:
@@ -82,14 +84,15 @@ def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callba
         if run.is_done:
             return run.summary
         corpus = build.corpus(run)
-        length = build.run_length(run.config, corpus)
-        run.config = build.with_total_steps(run.config, length)
-        run.refuse_other_data(corpus, max_steps=length.max_steps)
+        length = run_length(run.config, corpus)
+        run.config = with_total_steps(run.config, length)
+        run.refuse_other(corpus, max_steps=length.max_steps)
         if run.was_finished(length.max_steps):
             run.say(finished_line(run, length.max_steps))
             return Summary.read(run.folder)
         model = build.model(run, corpus)
-        run.refuse_other_weights(model)
+        if run.found is not None:
+            run.found.refuse_other_weights(model)
         module = build.module(run.config, model, length)
         data = build.datamodule(run.config, corpus, length)
         parts = build.callbacks(run, corpus, model, data, length)
@@ -114,7 +117,7 @@ def _fit(
         keep_freed_memory()
     run.signals.hold()  # until the last batch that other processes wait for
     begins_trained = run.initial_weights is not None
-    run.initial_weights = run.state = None  # what was copied, and what Lightning reads again, need not be kept
+    run.initial_weights = run.found = None  # what was copied, and what Lightning reads again, need not be kept
     if begins_trained and length.validate_every is not None:
         trainer.validate(module, datamodule=data, verbose=False)
         start = worded(module.scores[metrics.VALIDATION], corpus, split="valid")

@@ -350,7 +350,7 @@ def as_typed(line: str | None) -> str:
     override = OverridesParser.create().parse_override(str(line))
     value = override.value() if override.key_or_group in LITERAL_KEYS else None
     key = override.get_key_element().removeprefix("++")
-    return f"{key}={value}" if isinstance(value, str) else str(line).removeprefix("++")
+    return f"{key}={value}" if isinstance(value, str) else re.sub(r"^(\+\+|\+(?=row=))", "", str(line))
 
 
 def _refuse_in_sweep(name: str, overrides: list[str], *, is_sweep: bool) -> None:

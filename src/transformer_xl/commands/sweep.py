@@ -169,7 +169,7 @@ def run_job(command: JobCommand) -> float:
     record = JobRecord(
         sweep=command.token,
         number=number,
-        overrides=overrides,
+        overrides=[line.removeprefix("+") if key_of(line) == "row" else line for line in overrides],
         objective=objective if objective is not None and math.isfinite(objective) else None,
         exit_code=exit_code,
         folder=str(folder),

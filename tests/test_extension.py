@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -89,6 +90,17 @@ def test_all_parts_train_together(tiny_run: Run, tmp_path: Path) -> None:
     model = txl.load_model(run.folder)
     assert (model.vocab_size, model.vocabulary.kind) == (16, "nibbles")
     assert "train/loss" in (run.folder / "metrics.csv").read_text()
+
+
+def test_what_the_documentation_shows_works(tiny_run: Run, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "extend.md").read_text(), re.DOTALL)
+    (tmp_path / "my_parts.py").write_text("\n\n".join(block for block in blocks if "@txl.register(" in block))
+    chosen = ["optimizer=lion", "scheduler=linear", "+callbacks.weight_norm.every=2", "model/position=alibi"]
+    chosen += ["data=sentences", "data.tokenizer=sixbit", f"plugins=[{tmp_path / 'my_parts.py'}]"]
+    run = tiny_run(*small(tmp_path), *chosen, base=False)
+    sys.modules.pop("my_parts", None)
+    assert run.status == 0
+    assert txl.load_model(run.folder).config.position.kind == "alibi"
 
 
 def test_settings_of_a_part_have_defaults_and_rules_of_their_own() -> None:

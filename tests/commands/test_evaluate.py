@@ -244,7 +244,7 @@ def row(**changes: Any) -> Any:
         attends=False,
         data=SimpleNamespace(counts=lambda: {"test": 245_569, "valid": 9}),
         split=values["split"],
-        reading=SimpleNamespace(context=context, label=lambda: values["label"], batch_size=1),
+        reading=SimpleNamespace(context=context, label=values["label"], batch_size=1),
         score=Score(values["loss"], values["tokens"]),
         unit=values["unit"],
         text=(values["checksum"], values["split"]),

@@ -452,11 +452,9 @@ def test_prompts_that_the_model_cannot_read_are_refused_at_once() -> None:
         generate(model, [1, 32])
     with pytest.raises(UserError, match="no id"):
         generate(model, [])
-    for prompt in ([1.7, 2], torch.tensor([1.0]), 5, ["a"]):
-        with pytest.raises(UserError, match=r"^prompt is .*, and must be a text, or ids, which are whole numbers$"):
+    for prompt in ([1.7, 2], torch.tensor([1.0]), 5, ["a"], torch.ones(2, 3, dtype=torch.int64)):
+        with pytest.raises(UserError, match=r"^prompt is .*, and must be a text, or a row of ids$"):
             generate(model, prompt)
-    with pytest.raises(UserError, match=r"^prompt has the shape \(2, 3\)"):
-        generate(model, torch.ones(2, 3))
     with pytest.raises(UserError, match="a prompt of ids"):
         generate(model, [1], stop="a")
     with pytest.raises(ValueError, match="eval"):

@@ -163,7 +163,7 @@ def print_table(rows: Sequence[Row], *, heading: str) -> None:
         heading: names the corpus.
     """
     one_model = len({row.model.path for row in rows}) == 1
-    columns: dict[str, list[str]] = {"reading": [row.reading.label() for row in rows]}
+    columns: dict[str, list[str]] = {"reading": [row.reading.label for row in rows]}
     if not one_model:
         columns = {"model": [f"{row.model.name}\n{row.network.label}" for row in rows]}
         columns["params"] = [_short(row.parameters) for row in rows]
@@ -247,7 +247,7 @@ def _in_words(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.attention is not None:
             shares = ", ".join(f"{share:.0%}" for share in row.attention.memory_share.mean(axis=1))
-            about = f" ({row.reading.label()})" if len(rows) > 1 else ""
+            about = f" ({row.reading.label})" if len(rows) > 1 else ""
             yield f"Attention's share on memory, first layer to last{about}: {shares}"
     if len(rows) > 1 and len({(row.text, row.vocabulary_hash) for row in rows}) == 1:
         labelled = sorted(zip(rows, labels_of(rows), strict=True), key=lambda one: one[0].score.loss)
@@ -337,16 +337,16 @@ def _draw_attention(row: Row, path: Path, *, several: bool, title: str) -> None:
 def labels_of(rows: Sequence[Row]) -> list[str]:
     """Return what tells each row from the others."""
     if len({row.model.path for row in rows}) == 1:
-        return [row.reading.label() for row in rows]
-    several = len({row.reading.label() for row in rows}) > 1
-    return [f"{row.model.name}, {row.reading.label()}" if several else row.model.name for row in rows]
+        return [row.reading.label for row in rows]
+    several = len({row.reading.label for row in rows}) > 1
+    return [f"{row.model.name}, {row.reading.label}" if several else row.model.name for row in rows]
 
 
 def _draw_by_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
     """Draw a line for each model, and for each way to read it other than the length of memory."""
     groups: dict[tuple[str, str], list[tuple[Row, Unit | None]]] = {}
     for row, unit in zip(rows, units_to_compare(rows), strict=True):
-        groups.setdefault((row.model.name, row.reading.label(without="mem_len")), []).append((row, unit))
+        groups.setdefault((row.model.name, row.reading.apart), []).append((row, unit))
     lines = []
     for (name, label), group in groups.items():
         ordered = sorted((row for row, _ in group), key=lambda row: row.memory)
@@ -372,44 +372,33 @@ def paired_error(row: Row, other: Row) -> float:
 
 
 def check_can_publish(model: NamedModel) -> tuple[SavedConfig, WandbConfig, Identity]:
-    """Return what opens the W&B run of a model's training run, at which no process may be working.
-
-    Raises:
-        UserError: it comes from no run, or from one without W&B, or that run is being trained now.
-    """
-    config, identity = model.config, read_identity(model.folder)
-    if config is None:
-        raise UserError(f"wandb is true, and {model.path} comes from no run whose W&B run could take results")
-    if not isinstance(config.logger, WandbConfig) or config.trainer.fast_dev_run:
+    """Return what opens the W&B run of a model's training run; `UserError` where there is none, or it is in use."""
+    run, identity = model.config, read_identity(model.folder)
+    if run is None or identity is None:
         raise UserError(
-            f"wandb is true, and the run {model.folder} was trained without W&B (logger={config.logger.kind})"
+            f"wandb is true, and {model.path} comes from no run (with a run.json) whose W&B run takes scores"
         )
-    if identity is None:
-        raise UserError(f"wandb is true, and the run {model.folder} has no run.json that says which W&B run is its own")
-    monitors.check_mode(config.logger)
+    if not isinstance(run.logger, WandbConfig) or run.trainer.fast_dev_run:
+        raise UserError(f"wandb is true, and {model.folder} was trained without W&B (logger={run.logger.kind})")
+    monitors.check_mode(run.logger)
     refuse_if_in_use(model.folder)  # two processes would write to one W&B run
-    return config, config.logger, identity
+    return run, run.logger, identity
 
 
 def publish(row: Row) -> str:
     """Put a score into the run's W&B run, at its last step; return the line that says where to look."""
-    model = row.model
-    config, logger, identity = check_can_publish(model)
-    parent = {} if identity.parent is None else {"parent": dict(identity.parent)}
+    folder, summary = row.model.folder, Summary.read(row.model.folder)
+    run, logger, identity = check_can_publish(row.model)
+    settings = read_config(folder) | ({} if identity.parent is None else {"parent": dict(identity.parent)})
+    name = run.name or folder.absolute().name
     monitor = monitors.open_wandb(
-        logger,
-        folder=model.folder.absolute(),
-        name=config.name or model.folder.absolute().name,
-        run_id=identity.run_id,
-        settings=read_config(model.folder) | parent,
+        logger, folder=folder.absolute(), name=name, run_id=identity.run_id, settings=settings
     )
-    figures = {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
-    values = {
-        f"{metrics.EVALUATION}/{row.split}/{name}": value for name, value in figures.items() if math.isfinite(value)
-    }
+    under, figures = f"{metrics.EVALUATION}/{row.split}", {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
     try:
         if monitor.logger is not None:
-            monitor.logger.log_metrics(values, step=Summary.read(model.folder).step)
+            values = {f"{under}/{name}": value for name, value in figures.items() if math.isfinite(value)}
+            monitor.logger.log_metrics(values, step=summary.step)
     finally:
-        monitors.finish(Summary.read(model.folder).exit_code)
+        monitors.finish(summary.exit_code)
     return monitor.where

@@ -7,7 +7,6 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,27 +58,14 @@ class Reading:
     Attributes:
         context: the lengths.
         batch_size: lanes.
-        varied: the settings that the command gives a list of.
-        name: what it is called, where none is.
+        label: what it is called.
+        apart: what tells it from readings that differ in the length of memory alone.
     """
 
     context: Context
     batch_size: int
-    varied: Sequence[str]
-    name: str = ""
-
-    @property
-    def lengths(self) -> EvalConfig:
-        return parse(EvalConfig, {"batch_size": self.batch_size, **asdict(self.context)}, "eval")
-
-    def label(self, *, without: str = "") -> str:
-        """Return the values of what is varied, in words."""
-        words = []
-        for setting in self.varied:
-            value = getattr(self.context, setting)
-            shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else "off" if value is None else value
-            words += [f"{_LISTED[setting]} {shown}"] if setting != without else []
-        return ", ".join(words) or self.name
+    label: str
+    apart: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +136,7 @@ class Row:
         distances = mean_by_class(self.losses.losses, self.distances)
         found: dict[str, Any] = {
             "model": self.model.path,
-            "label": self.reading.label(),
+            "label": self.reading.label,
             "kind": self.network.kind,
             "parameters": self.parameters,
             **{name: value if math.isfinite(value) else None for name, value in figures.items()},
@@ -288,16 +274,24 @@ def readings_of(subject: Subject, config: EvaluateConfig) -> list[Reading]:
     long = None if run is None or not asked.long else run.recipe.long_eval
     if long is not None and not any(_varied(asked)) and (at_length := Context(**plain(long))) != contexts[0]:
         contexts.append(at_length)
-    readings = [Reading(context=context, batch_size=lanes, varied=_varied(asked)) for context in contexts]
-    if not _varied(asked):
-        names = ["own" if is_own else "as asked", "the paper's long memory"]
-        readings = [dataclasses.replace(one, name=name) for one, name in zip(readings, names, strict=False)]
-    problems = [problem for one in readings for problem in reading_problems(one.lengths, model.config)]
+    names = ["own" if is_own else "as asked", "the paper's long memory"]
+    readings = []
+    for number, context in enumerate(contexts):
+        varied = {name: f"{_LISTED[name]} {_shown(getattr(context, name))}" for name in _varied(asked)}
+        label = ", ".join(varied.values()) or names[number]
+        apart = ", ".join(words for name, words in varied.items() if name != "mem_len")
+        readings.append(Reading(context=context, batch_size=lanes, label=label, apart=apart))
+    lengths = [parse(EvalConfig, {"batch_size": lanes, **asdict(context)}, "eval") for context in contexts]
+    problems = [problem for one in lengths for problem in reading_problems(one, model.config)]
     if lanes > predictions:
         problems.append(f"eval.batch_size is {lanes}, and must be at most {predictions}, the split's predictions")
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
     return readings
+
+
+def _shown(value: object) -> str:
+    return {"None": "off", "True": "yes", "False": "no"}.get(str(value), str(value))
 
 
 def _varied(asked: ReadingConfig) -> list[str]:
@@ -326,7 +320,7 @@ def measure(subject: Subject, reading: Reading, config: EvaluateConfig, *, atten
     loaded, data, context = subject.loaded, subject.data, reading.context
     source = data.lanes(config.split, batch_size=reading.batch_size, segment_len=context.segment_len, evaluation=True)
     counted, most = source.counted(epoch=0, start=0, stop=source.lane_len), config.eval.max_tokens
-    label = f"{subject.model.name}, {reading.label()}"
+    label = f"{subject.model.name}, {reading.label}"
     progress = _progress(label, total=counted if most is None else min(most, counted))
     started = time.perf_counter()
     losses = read_split(loaded.model, source, context, max_tokens=most, autocast=loaded.autocast, progress=progress)

@@ -10,8 +10,8 @@ import lzma
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,30 +34,9 @@ Progress = Callable[[int, Tensor], None]
 """Called after each segment with the predictions made so far and the sum of their losses, on the model's device."""
 
 
-class Lengths(Protocol):
-    """Settings that say how a split is read, as those of `eval.*`."""
-
-    @property
-    def segment_len(self) -> int: ...
-    @property
-    def mem_len(self) -> int: ...
-    @property
-    def clamp_len(self) -> int | None: ...
-    @property
-    def same_length(self) -> bool: ...
-    @property
-    def stride(self) -> int | None: ...
-
-
-def context_of(lengths: Lengths) -> Context:
-    """Return the context that settings ask for."""
-    return Context(
-        segment_len=lengths.segment_len,
-        mem_len=lengths.mem_len,
-        clamp_len=lengths.clamp_len,
-        same_length=lengths.same_length,
-        stride=lengths.stride,
-    )
+def context_of(lengths: Any) -> Context:
+    """Return the context that settings ask for which have these attributes, such as those of `eval.*`."""
+    return Context(**{field.name: getattr(lengths, field.name) for field in fields(Context)})
 
 
 @dataclass(frozen=True, kw_only=True)

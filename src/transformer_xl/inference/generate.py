@@ -5,7 +5,6 @@ Letters: B texts, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -348,21 +347,8 @@ def generate(
         UserError: a setting makes no sense, or the vocabulary cannot encode the prompt.
         ValueError: the model is in training mode, or cannot follow `mem_len`, `clamp_len` or `same_length`.
     """
-    given = {
-        "n_tokens": n_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": [stop] if isinstance(stop, str) else list(stop),
-        "end_at_document": end_at_document,
-        "segment_len": segment_len,
-        "mem_len": mem_len,
-        "clamp_len": clamp_len,
-        "same_length": same_length,
-    }
+    given = {name: value for name, value in locals().items() if name in _Arguments.model_fields}
+    given["stop"] = [stop] if isinstance(stop, str) else list(stop)
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     settings = parse(_Arguments, plain)
     if model.training:
@@ -392,21 +378,7 @@ def generate(
         assert tokenizer is not None
         tokens = tokenizer.encode(prompt or "").tolist() or first_tokens(tokenizer)
         return filter(None, continued(generator.lanes(), tokens, generator.continuation(tokens)))
-    return _ids(generator, checked_ids(_whole_numbers(prompt), vocab_size=model.vocab_size))
-
-
-def checked_ids(ids: Sequence[int], *, vocab_size: int) -> Sequence[int]:
-    """Return ids as they are.
-
-    Raises:
-        UserError: there are none, or one is not in [0, V).
-    """
-    if not ids:
-        raise UserError("there is no id, and there must be at least one")
-    for number in ids:
-        if not 0 <= number < vocab_size:
-            raise UserError(f"the id {number} is none of the model's, which are 0 to {vocab_size - 1}")
-    return ids
+    return _ids(generator, _checked_ids(prompt, vocab_size=model.vocab_size))
 
 
 def _ids(generator: Generator, prompt: Sequence[int]) -> Iterator[int]:
@@ -416,19 +388,19 @@ def _ids(generator: Generator, prompt: Sequence[int]) -> Iterator[int]:
             yield continuation.tokens[-1]
 
 
-def _whole_numbers(ids: Any) -> list[int]:
-    """Return ids as plain numbers, those of a tensor (1, T) as its row.
-
-    Raises:
-        UserError: they are no whole numbers, or lie in several rows.
-    """
-    if isinstance(ids, Tensor | np.ndarray):
-        if ids.ndim == 2 and ids.shape[0] == 1:
-            ids = ids[0]
-        if ids.ndim != 1:
-            raise UserError(f"prompt has the shape {tuple(ids.shape)}, and must have (T) or (1, T): one text")
-        ids = ids.tolist()
+def _checked_ids(prompt: Iterable[int] | Tensor, *, vocab_size: int) -> list[int]:
+    """Return ids as plain numbers, those of a tensor (1, T) as its row; `UserError` where they are none of a text's."""
     try:
-        return [operator.index(number) for number in ids]
-    except TypeError as error:
-        raise UserError(f"prompt is {ids!r:.100}, and must be a text, or ids, which are whole numbers") from error
+        ids = np.asarray(prompt.cpu() if isinstance(prompt, Tensor) else prompt)
+        ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
+        if ids.ndim != 1 or not (np.issubdtype(ids.dtype, np.integer) or not len(ids)):
+            raise ValueError("no row of whole numbers")
+    except ValueError as error:
+        shown = " ".join(repr(prompt).split())[:100]
+        raise UserError(f"prompt is {shown}, and must be a text, or a row of ids") from error
+    if not len(ids):
+        raise UserError("there is no id, and there must be at least one")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        raise UserError(f"the id {wrong} is none of the model's, which are 0 to {vocab_size - 1}")
+    return [int(number) for number in ids]

@@ -195,7 +195,6 @@ def test_a_run_that_has_no_checkpoint_yet_starts_over_in_its_folder(
     assert_same_run(run, whole())
 
 
-@pytest.mark.xfail(strict=True, reason="issue: trainer.max_time has the number of SIGHUP, and so its status")
 def test_the_time_that_a_run_may_take_ends_it_with_a_checkpoint(
     forks: Forks, base: list[str], whole: Whole, tmp_path: Path
 ) -> None:

@@ -22,7 +22,9 @@ from transformer_xl.errors import Stopped
 
 EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 75}
 
-_OUT_OF_TIME = 1  # a reason beside the signals' numbers, smaller than theirs
+_OUT_OF_TIME = -1  # a reason beside the signals' numbers
+_REASONS = (0, _OUT_OF_TIME, *sorted(EXIT_CODES))
+"""Of several processes' reasons the last one here counts."""
 
 
 class StopSignals:
@@ -123,9 +125,9 @@ class Stops:
 
     def _agreed(self, trainer: Trainer, reason: int) -> int:
         if trainer.world_size > 1:
-            agreed = torch.tensor(reason, device=trainer.strategy.root_device)
+            agreed = torch.tensor(_REASONS.index(reason), device=trainer.strategy.root_device)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
-            reason = int(agreed)
+            reason = _REASONS[int(agreed)]
         return reason
 
 

@@ -16,15 +16,15 @@ SOURCE = ROOT / "src" / "transformer_xl"
 OF_MODELS = ("model", "position", "memory")
 
 BOUNDS = {
-    "source lines": 23_500,  # to be 15,000
-    "source files": 125,  # to be 95
-    "files that train.py reaches": 92,  # to be 75
-    "files that generate.py reaches": 52,  # to be 35
-    "files of the core": 36,  # to be 30
-    "lines of the core": 7_000,  # to be 4,500
-    "lines of the largest source file": 820,  # to be 450
+    "source lines": 22_700,  # to be 15,000
+    "source files": 112,  # to be 95
+    "files that train.py reaches": 86,  # to be 75
+    "files that generate.py reaches": 48,  # to be 35
+    "files of the core": 35,  # to be 30
+    "lines of the core": 6_950,  # to be 4,500
+    "lines of the largest source file": 500,  # to be 450
     "lines of conf": 900,
-    "test lines": 31_000,  # to be 1.5 times the source
+    "test lines": 29_000,  # to be 1.5 times the source
     "lines of README": 200,
 }
 

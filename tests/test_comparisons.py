@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import run_training
 from tests.test_configs import COMPARISONS, composed, rows_of
-from transformer_xl.commands.compose import read
+from transformer_xl.commands.call import read
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import make_model
 

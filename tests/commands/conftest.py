@@ -16,7 +16,10 @@ PROBE = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 
+from functools import partial
+
 from transformer_xl.commands import cli
+from transformer_xl.commands.sweep import run_sweep
 from transformer_xl.errors import Stopped, UserError
 
 
@@ -63,7 +66,7 @@ def job(call):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run("train", job, config_dir=Path(__file__).parent / "conf"))
+    sys.exit(cli.run("train", job, config_dir=Path(__file__).parent / "conf", sweep=partial(run_sweep, check=None)))
 """
 
 CONF = {

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from transformer_xl.commands import cli
-from transformer_xl.commands.compose import compose, configure, quote
+from transformer_xl.commands.call import quote
+from transformer_xl.commands.compose import compose
+from transformer_xl.commands.sweep import run_sweep
 from transformer_xl.errors import UserError
 
 MISTAKES = {
@@ -57,7 +59,7 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(
     from transformer_xl.commands.train import train_by_command
 
     monkeypatch.chdir(tmp_path)
-    assert cli.run("train", train_by_command, list(arguments), check=configure) == 2
+    assert cli.run("train", train_by_command, list(arguments), sweep=run_sweep) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1, said.err

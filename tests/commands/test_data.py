@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from transformer_xl.commands import cli
-from transformer_xl.commands.compose import Call, configure
+from transformer_xl.commands.call import Call
+from transformer_xl.commands.compose import configure
 from transformer_xl.commands.data import run
 from transformer_xl.data import inspect
 

@@ -334,7 +334,7 @@ def test_a_run_in_an_oddly_named_folder_goes_on(
     text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     from transformer_xl.commands import cli
-    from transformer_xl.commands.compose import quote
+    from transformer_xl.commands.call import quote
     from transformer_xl.commands.train import train_by_command as train
 
     folder = tmp_path / name

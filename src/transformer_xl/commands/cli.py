@@ -7,16 +7,15 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from transformer_xl import processes
-from transformer_xl.commands.compose import Call, library_sentence, read
+from transformer_xl.commands.call import Call, library_sentence, read
 from transformer_xl.errors import Stopped, UserError
 
 MISTAKEN = 2
@@ -34,7 +33,7 @@ def run(
     argv: Sequence[str] | None = None,
     *,
     config_dir: Path | None = None,
-    check: Callable[[Call], object] | None = None,
+    sweep: Callable[[Call, list[str]], int] | None = None,
 ) -> int:
     """Read the command line and do the job: once, or for each job of a sweep in a process of its own.
 
@@ -43,7 +42,7 @@ def run(
         job: what to do.
         argv: arguments without the program; those of this process by default.
         config_dir: another folder than the project's `conf/`.
-        check: of the first job of a sweep, before any starts: raises a UserError for settings that cannot be.
+        sweep: runs the jobs of a sweep and returns its exit status; None: the command has no sweeps.
 
     Returns:
         The exit status: 0, 1 for a bug or a sweep with a failed job, 2 for a user's mistake, or as a signal asks.
@@ -52,7 +51,10 @@ def run(
     try:
         call, flags = read(name, [sys.argv[0], *(sys.argv[1:] if argv is None else argv)], config_dir=config_dir)
         if flags:
-            return _hand_to_hydra(call, flags, check)
+            if sweep is not None and not {"-m", "--multirun"}.isdisjoint(flags):
+                return sweep(call, flags)
+            hand_to_hydra(call, flags, print)
+            return 0
         job(call)
         return 0
     except KeyboardInterrupt:
@@ -73,47 +75,27 @@ def run(
         return tell(sentence)
 
 
-def _hand_to_hydra(call: Call, flags: list[str], check: Callable[[Call], object] | None) -> int:
-    """Let Hydra compose, and do what its flags say; each job of a sweep is a process of its own."""
-    from transformer_xl.commands import sweep
+def hand_to_hydra(call: Call, flags: list[str], task: Callable[[Any], Any], more: Sequence[str] = ()) -> None:
+    """Let Hydra compose, and do what its flags say.
 
-    is_sweep = "-m" in flags or "--multirun" in flags
-    if is_sweep and check is not None:
-        check(_first_job(call))
-    job = sweep.JobCommand.of_this_process(tuple(call.flags))
+    Args:
+        call: the command.
+        flags: of Hydra's.
+        task: what Hydra calls for each job of a sweep.
+        more: further overrides.
+    """
     config_dirs = [flag for flag in call.flags if flag.startswith("--")]
-    start = hydra.main(config_path=str(call.config_dir), config_name=call.name, version_base="1.3")(sweep.Task(job))
+    start = hydra.main(config_path=str(call.config_dir), config_name=call.name, version_base="1.3")(task)
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [call.command[0], *config_dirs, *flags, *call.overrides, *([sweep.SweepFolder.as_override()] * is_sweep)]
+    sys.argv = [call.command[0], *config_dirs, *flags, *call.overrides, *more]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised as they are
-    status, interrupted = 0, False
     try:
         start()
-    except sweep.SweepEnded as ended:
-        status, interrupted = ended.exit_code, True
-    except KeyboardInterrupt:
-        status, interrupted = _INTERRUPTED, True
     finally:
         sys.argv = before[0]
         os.environ.pop("HYDRA_FULL_ERROR")
         if before[1] is not None:
             os.environ["HYDRA_FULL_ERROR"] = before[1]
-        all_succeeded = sweep.finish(job.token)
-    if interrupted:
-        print(f"the sweep was stopped; go on with: {sweep.command_to_go_on(call.command)}", file=sys.stderr)
-    return status or (0 if all_succeeded else 1)
-
-
-def _first_job(call: Call) -> Call:
-    """Return the first job of a sweep, but for what only its process finds out."""
-    lines = []
-    for override in OverridesParser.create().parse_overrides(call.overrides):
-        is_swept = override.is_sweep_override()
-        if override.key_or_group in ("row", "init_from") or (is_swept and not override.is_discrete_sweep()):
-            continue
-        value = next(override.sweep_string_iterator()) if is_swept else ""
-        lines.append(f"{override.get_key_element()}={value}" if is_swept else str(override.input_line))
-    return replace(call, overrides=lines)
 
 
 def tell(sentence: str) -> int:

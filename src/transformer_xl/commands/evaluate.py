@@ -6,8 +6,8 @@ import io
 import sys
 
 from transformer_xl.commands import cli
+from transformer_xl.commands.call import Call
 from transformer_xl.commands.closed_pipe import go_on_without_screen
-from transformer_xl.commands.compose import Call
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
 

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
+from transformer_xl.commands.call import Call
 from transformer_xl.commands.closed_pipe import is_terminal, note, say, standard_input, until_nobody_reads
-from transformer_xl.commands.compose import Call
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import GenerateConfig
 

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
 from transformer_xl.commands import cli
+from transformer_xl.commands.call import Call
 from transformer_xl.commands.closed_pipe import discard_output, is_terminal, note, say, standard_input
-from transformer_xl.commands.compose import Call
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import CARRIES_NOTHING, ScoreConfig
 

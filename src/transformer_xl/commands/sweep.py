@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, cast
@@ -23,7 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from transformer_xl.commands.compose import ALREADY_QUOTED, as_typed, key_of, quote
+from transformer_xl.commands.call import ALREADY_QUOTED, Call, as_typed, key_of, quote
+from transformer_xl.commands.cli import hand_to_hydra
+from transformer_xl.commands.compose import configure
 from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import atomic_write, program
 from transformer_xl.run_folder import Summary, shown
@@ -235,7 +237,49 @@ def _handling_signals(handler: Callable[[int, FrameType | None], None]) -> Itera
             signal.signal(number, previous)
 
 
-def finish(token: str) -> bool:
+def run_sweep(call: Call, flags: list[str], *, check: Callable[[Call], object] | None = configure) -> int:
+    """Run the jobs of a sweep, each in a process of its own, and print their table.
+
+    Args:
+        call: the command.
+        flags: of Hydra's.
+        check: of the first job, before any starts: raises a UserError for settings that cannot be.
+
+    Returns:
+        The exit status: 0, 1 with a failed job, or as a signal asks.
+    """
+    SweepFolder.path = None
+    if check is not None:
+        check(_first_job(call))
+    job = JobCommand.of_this_process(tuple(call.flags))
+    status = None
+    try:
+        hand_to_hydra(call, flags, Task(job), [SweepFolder.as_override()])
+    except SweepEnded as ended:
+        status = ended.exit_code
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    finally:
+        all_succeeded = _finish(job.token)
+    if status is not None:
+        print(f"the sweep was stopped; go on with: {command_to_go_on(call.command)}", file=sys.stderr)
+        return status
+    return 0 if all_succeeded else 1
+
+
+def _first_job(call: Call) -> Call:
+    """Return the first job of a sweep, but for what only its process finds out."""
+    lines = []
+    for override in OverridesParser.create().parse_overrides(call.overrides):
+        is_swept = override.is_sweep_override()
+        if override.key_or_group in ("row", "init_from") or (is_swept and not override.is_discrete_sweep()):
+            continue
+        value = next(override.sweep_string_iterator()) if is_swept else ""
+        lines.append(f"{override.get_key_element()}={value}" if is_swept else str(override.input_line))
+    return replace(call, overrides=lines)
+
+
+def _finish(token: str) -> bool:
     """Print the tables of the jobs that ran, and return whether all succeeded; forget a folder where none did run."""
     folder = SweepFolder.path
     if folder is None:

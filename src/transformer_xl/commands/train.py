@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
+from transformer_xl.commands.call import Call
 from transformer_xl.commands.closed_pipe import go_on_without_screen
-from transformer_xl.commands.compose import Call, configure
+from transformer_xl.commands.compose import configure
+from transformer_xl.commands.sweep import run_sweep
 from transformer_xl.errors import UserError, program
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def main() -> None:
     go_on_without_screen()
     with contextlib.suppress(Exception):  # where there is no screen
         faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
-    sys.exit(cli.run("train", train_by_command, check=configure))
+    sys.exit(cli.run("train", train_by_command, sweep=run_sweep))
 
 
 def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:

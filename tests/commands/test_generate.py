@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -265,17 +264,6 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
     assert run(letters, interactive=True)[0] == ""
 
 
-def test_a_prompt_is_answered_first(letters: Path, run: Run, typed: Any) -> None:
-    greedy = {"sampling__temperature": 0, "sampling__n_tokens": 5, "prompt": "once"}
-    alone = run(letters, **greedy)[0]
-    typed(b"more\n")
-    out, _ = run(letters, interactive=True, **greedy)
-    assert out.startswith(alone)
-    assert len(out) > len(alone)
-    typed(b"")
-    assert run(letters, interactive=True, echo=True, **greedy)[0] == f"once{alone}"
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"sampling__samples": 2}, {"format": "jsonl"}, {"format": "tokens", "prompt": "7  8"}], ids=str
 )
@@ -291,25 +279,3 @@ def test_a_prompt_is_printed_where_that_is_asked_for(letters: Path, run: Run, se
         for header in headed:
             plain = plain.replace(header, f"{header}once ", 1)
         assert echoed == plain
-
-
-@pytest.mark.parametrize("changes", [{}, {"sampling__samples": 2}, {"interactive": True}], ids=str)
-def test_with_standard_output_closed_there_is_nobody_who_reads(
-    letters: Path, run: Run, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stdin", None)
-    _, err = run(letters, prompt="a", **changes)
-    assert "tokens" not in err
-
-
-@pytest.mark.parametrize("samples", [1, 2])
-def test_when_nobody_reads_any_more_it_ends_without_a_word(
-    letters: Path, run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w", encoding="utf-8") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        _, err = run(letters, prompt="a", sampling__samples=samples)
-    assert err.count("\n") == 1

@@ -8,7 +8,6 @@ import math
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import pytest
 import torch
 
 import transformer_xl as txl
-from tests.conftest import REPOSITORY
 from tests.model.kinds import config_of
 from transformer_xl.commands import cli
 from transformer_xl.commands.score import score
@@ -228,27 +226,6 @@ def test_a_line_is_answered_before_the_next_is_there(
     os.close(hears)
 
 
-def test_a_standard_output_that_was_closed_before_is_read_by_nobody(
-    byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    found = call(byte_model, texts_in(tmp_path / "texts", b"a\nb\n"))
-    assert (found.status, found.err.splitlines()[-1]) == (0, "texts    begin after <eod>")
-
-
-def test_a_reader_that_goes_away_ends_the_command_silently(
-    byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hears, says = os.pipe()
-    os.close(hears)
-    monkeypatch.setattr(sys, "stdout", os.fdopen(says, "w"))
-    found = call(byte_model, texts_in(tmp_path / "texts", b"a\nb\n"))
-    assert found.status == 0
-    assert "Traceback" not in found.err
-    assert "score" not in found.err
-    sys.stdout.close()
-
-
 def test_ctrl_c_ends_the_command_with_its_sums(byte_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     class Waiting(io.BytesIO):
         """Gives a line; when another is asked for, Ctrl-C is typed."""
@@ -307,17 +284,3 @@ def test_columns_stand_below_each_other_on_a_terminal(
 )
 def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Tokenizer, number: int, text: str) -> None:
     assert vocabulary.text_of(number) == text
-
-
-@pytest.mark.slow
-def test_the_program_itself_as_a_user_calls_it(byte_model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(REPOSITORY / "score.py")]
-    text = "the cat\n" * 2000
-    shell = " ".join([*command, f"run={byte_model}", "texts=-", "device=cpu", "| head -n 2"])
-    done = subprocess.run(["bash", "-c", shell], input=text, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.stdout.splitlines()[1].endswith("\t7")
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
-    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True)
-    assert "score.py run=RUN_FOLDER texts=FILE" in helped.stdout
-    assert list(tmp_path.iterdir()) == []

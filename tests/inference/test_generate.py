@@ -86,21 +86,6 @@ def test_greedy_tokens_are_those_of_reading_all_again_wherever_the_prompt_ends(k
 
 
 @pytest.mark.parametrize("same_length", [False, True])
-def test_with_a_memory_shorter_than_the_text_they_are_those_of_a_session_that_reads_the_same_pieces(
-    same_length: bool,
-) -> None:
-    model, prompt = model_of("transformer_xl", mem_len=30), random_tokens(12).tolist()
-    session = txl.stream(model, batch_size=1, mem_len=3, same_length=same_length)
-    expected = []
-    piece = [prompt[:2], prompt[2:7], prompt[7:]]
-    log_probs = [session.log_probs(torch.tensor([tokens])) for tokens in piece][-1]
-    for _ in range(SAMPLED):
-        expected.append(int(log_probs[0, -1].argmax()))
-        log_probs = session.log_probs(torch.tensor([expected[-1:]]))
-    assert continued(model, [prompt], mem_len=3, same_length=same_length) == [expected]
-
-
-@pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind: str, same_length: bool) -> None:
     """And it is the token that reading all of it gives."""
@@ -168,19 +153,6 @@ def test_each_number_has_a_seed_of_its_own_and_the_first_the_given_one() -> None
     seeds = [seed_of_sample(5, number) for number in range(100)]
     assert seeds[0] == 5
     assert len(set(seeds) | {seed_of_sample(6, number) for number in range(100)}) == 200
-
-
-@pytest.mark.parametrize("top_k", [None, 5])
-def test_a_seed_samples_what_it_has_always_sampled(top_k: int | None) -> None:
-    """Training's samples, as they were before there were other rules."""
-    log_probs, rule = torch.randn(40, V, generator=torch.Generator().manual_seed(3)).log_softmax(dim=-1), 0.8
-    generator, expected = torch.Generator().manual_seed(11), []
-    for row in log_probs:
-        kept, tokens = row.topk(top_k or V)
-        choice = torch.multinomial(((kept - kept.max()) / rule).softmax(dim=-1), 1, generator=generator)
-        expected.append(int(tokens[choice]))
-    sampler = Sampler(SamplingParams(temperature=rule, top_k=top_k), seed=11, vocab_size=V)
-    assert [sampler.sample(row) for row in log_probs] == expected
 
 
 def plain_probabilities(log_probs: list[float], params: SamplingParams) -> dict[int, float]:
@@ -354,17 +326,6 @@ def test_a_text_is_continued_with_text_and_ids_with_the_same_ids() -> None:
     for same in (torch.tensor([1, 2]), torch.tensor([[1, 2]]), np.array([1, 2]), (1, 2)):
         assert list(generate(model, same, n_tokens=np.int64(3))) == list(generate(model, [1, 2], n_tokens=3))
     assert txl.generate is generate
-
-
-def test_it_is_made_as_it_is_asked_for() -> None:
-    model = writer_of_letters()
-    read: list[int] = []
-    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
-    pieces = generate(model, "once", n_tokens=1_000_000)
-    assert read == []
-    next(pieces)
-    next(pieces)
-    assert len(read) <= 3
 
 
 def test_the_end_of_a_document_ends_the_text_unless_told_otherwise() -> None:

@@ -127,4 +127,6 @@ def test_a_script_may_train_twice_on_two_processes(text_file: Path, tmp_path: Pa
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, env=environment)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if "finished" in line] == ["one finished 2", "two finished 2"]
+    said = [line for line in done.stdout.splitlines() if "finished" in line]
+    assert set(said) == {"one finished 2", "two finished 2"}  # the second run's other process passes the first
+    assert said.count("two finished 2") == 1

@@ -128,6 +128,11 @@ class Meeting:
             self._has_told = True
             _broadcast(run)
 
+    def leave(self) -> None:
+        """End a process that Lightning's launcher has started for this run alone, whatever its script would do next."""
+        if not self.is_broadcast and not is_main():
+            raise SystemExit(0)
+
     def hear(self) -> dict[str, Any] | None:
         """Return what the first process says that is to be run; None: nothing."""
         if self.is_broadcast:
@@ -248,14 +253,11 @@ def end_quietly(error: BaseException) -> None:
     """End a process that is not the first without a word where the first one speaks for all.
 
     Raises:
-        SystemExit: 0 after an agreed stop or a mistake, which the first process's status tells; else 1.
+        SystemExit: 0 after an agreed stop or a mistake, which the first process's status tells; 1 where one was lost.
     """
     if is_main():
         if isinstance(error, Stopped) and is_started_by_srun():
             time.sleep(_SECONDS_TO_LEAVE)  # srun ends those that are there when this one gives its status
         return
     if isinstance(error, Stopped | UserError):
-        raise SystemExit(0) from error
-    if is_broken_connection(error):
-        print("a process of the run ends: another one has ended", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(1 if isinstance(error, Stopped) and error.exit_code == 1 else 0) from error

@@ -295,6 +295,8 @@ def open_run(ask: Callable[[], tuple[Config, Command]]) -> Iterator[Run]:
                 run = _follow(meeting.hear(), signals)
             yield run
             run.end(None)
+            if not run.is_done:
+                meeting.leave()
         except BaseException as raised:
             error = raised if run is None else run.reason(raised)
             if run is not None:

@@ -271,9 +271,9 @@ def _first_job(call: Call) -> Call:
     """Return the first job of a sweep, but for what only its process finds out."""
     lines = []
     for override in OverridesParser.create().parse_overrides(call.overrides):
-        is_swept = override.is_sweep_override()
-        if override.key_or_group in ("row", "init_from") or (is_swept and not override.is_discrete_sweep()):
-            continue
+        is_swept, key = override.is_sweep_override(), override.key_or_group
+        if key in ("row", "init_from") or (is_swept and ("." in key or not override.is_discrete_sweep())):
+            continue  # of a setting's values others may be right
         value = next(override.sweep_string_iterator()) if is_swept else ""
         lines.append(f"{override.get_key_element()}={value}" if is_swept else str(override.input_line))
     return replace(call, overrides=lines)

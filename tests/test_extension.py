@@ -43,7 +43,11 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         registry.names(kind)  # the shipped parts stay
     compose()  # Hydra's own choices too
     monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
-    monkeypatch.setattr(registry, "_entries", {kind: dict(found) for kind, found in registry._entries.items()})
+    shipped = {  # without what other tests have registered in this process
+        kind: {name: entry for name, entry in found.items() if entry not in registry.outside(kind)}
+        for kind, found in registry._entries.items()
+    }
+    monkeypatch.setattr(registry, "_entries", shipped)
     monkeypatch.setattr(registry, "loaded", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield

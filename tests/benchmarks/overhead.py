@@ -211,7 +211,7 @@ def measure(
     """Train, and give each window after the first."""
     intervals = ["trainer.limit_val_batches=0", "trainer.limit_test_batches=0"]
     steps = [f"trainer.max_steps={WINDOW * (windows + 1)}", "scheduler.total_steps=-1"]
-    config = devices.with_device_settings(compose([*overrides, *intervals, *steps]))
+    config = devices.with_device_settings(compose(*overrides, *intervals, *steps))
     corpus = build.open_data(config, announce=print)
     length = run_length(config, corpus)
     config = with_total_steps(config, length)

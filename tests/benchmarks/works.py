@@ -34,7 +34,10 @@ def settings(path: str) -> dict[str, Any]:
             laid[part] = settings(f"{group}/{part}/{choice}")
         elif base != "_self_":
             laid |= settings(f"{group}/{base}")
-    return laid | values
+    for name, value in values.items():
+        known = laid.get(name)
+        laid[name] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
+    return laid
 
 
 def model_settings(name: str, *, quick: bool, attention: str | None, **changes: Any) -> dict[str, Any]:

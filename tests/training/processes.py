@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import tiny_overrides
+import pytest
+import torch
+
+from tests.conftest import Outcome, run_training, tiny_overrides
 
 SECONDS = 240
 """How long a test waits for what should take a few seconds: machines are slow and shared."""
@@ -107,3 +110,34 @@ def is_alive(pid: int) -> bool:
 
 
 STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+
+
+def exact_run(text_file: Path, tmp_path: Path, devices: int, *overrides: str) -> Outcome:
+    folder = tmp_path / f"processes-{devices}"
+    arguments = [
+        *tiny_overrides(text_file, tmp_path),
+        "data.batch_size=7",
+        "eval.batch_size=5",
+        "trainer.precision=64-true",
+        "trainer.max_steps=12",
+        "trainer.val_check_interval=5",
+        "trainer.limit_val_batches=null",
+        "trainer.limit_train_batches=5",
+        "trainer.log_every_n_steps=3",
+        f"trainer.devices={devices}",
+        *overrides,
+        f"hydra.run.dir={folder}",
+    ]
+    outcome = run_training(arguments, tmp_path)
+    assert outcome.status == 0, outcome.stderr
+    return outcome
+
+
+def assert_same_run(one: Outcome, other: Outcome) -> None:
+    for name in ("train/loss", "train/grad_norm", "val/loss", "val/memory_gain", "test/loss", "lr"):
+        assert other.values(name) == pytest.approx(one.values(name), rel=1e-9), name
+    for name, tensor in one.checkpoint()["state_dict"].items():
+        torch.testing.assert_close(other.checkpoint()["state_dict"][name], tensor, rtol=1e-7, atol=1e-9)
+    memory, other_memory = one.checkpoint()["train_memory"], other.checkpoint()["train_memory"]
+    assert torch.equal(other_memory["length_B"], memory["length_B"])
+    torch.testing.assert_close(other_memory["hidden_LBMD"], memory["hidden_LBMD"], rtol=1e-6, atol=1e-9)

@@ -99,7 +99,7 @@ def test_a_run_that_a_resume_lengthens_counts_on_over_its_former_end(tiny_run: R
 def test_a_run_killed_in_its_final_test_has_the_tests_score_once(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: Any) -> None:
+    def die(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import Outcome, read_values
-from tests.training.test_processes import assert_same_run, exact_run
+from tests.training.processes import assert_same_run, exact_run
 
 Run = Callable[..., Outcome]
 VARYING = ["data.segment_len_sd=2", "data.half_segments=0.3", "data.loss=half"]

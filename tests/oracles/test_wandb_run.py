@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import read_values
-from tests.training.forked import Stop
-from tests.training.kills import NEVER, ToyRuns
+from tests.oracles.runs_support import Forks, Stop, values_of
 from tests.training.wandb_server import WandbServer
 
 SETTINGS = [
@@ -26,21 +24,26 @@ SETTINGS = [
     "callbacks.checkpoint.every_n_train_steps=4",
     "trainer.log_every_n_steps=1",
 ]
-STOPS = [Stop(15, "training_step"), Stop(15, "training_step", "SIGTERM"), NEVER]
+STOPS = [[Stop("train_batch", 8)], [Stop("train_batch", 6, "SIGTERM")], []]
 """Killed in step 8, of which W&B's file holds nothing; stopped after step 12 - it began again after 6 -; finished."""
 
 
-def live(toy_runs: ToyRuns, name: str, *overrides: str, **environment: str) -> tuple[Path, list[str]]:
-    """Run in three lives; give the folder and the line about W&B that each printed."""
-    folder = toy_runs.folder / name
-    monitors = []
-    for stop in STOPS:
-        life = toy_runs.go_on(folder, *SETTINGS, *overrides, stop=stop, environment=environment)
-        lines = [line for line in life.printed.splitlines() if line.startswith("monitor")]
-        assert len(lines) == 1, life
+def live(
+    forks: Forks, base: list[str], below: Path, *overrides: str, **environment: str | None
+) -> tuple[Path, list[str]]:
+    """Run in three lives; return the folder and the line about W&B that each printed."""
+    folder = below / "run"
+    monitors: list[str] = []
+    arguments = [*(one for one in base if not one.startswith("logger")), *SETTINGS, *overrides]
+    arguments.append(f"hydra.run.dir={folder}")
+    for stops in STOPS:
+        life = forks.run("train", arguments, below, stops=stops, environment=environment)
+        lines = [line for line in life.out.splitlines() if line.startswith("monitor")]
+        assert len(lines) == 1, life.printed
         monitors += lines
+        arguments = [f"resume={folder}"]
     assert life.status == 0, life.printed
-    assert list(read_values(folder, "train/loss")) == list(range(1, 25))
+    assert list(values_of(folder, "train/loss")) == list(range(1, 25))
     return folder, monitors
 
 
@@ -63,7 +66,7 @@ def losses(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 def assert_whole(rows: list[dict[str, Any]], folder: Path) -> None:
     """Every figure of the run's own log stands in the rows, and no other value of it."""
     for name in ("train/loss", "val/loss", "test/loss", "lr"):
-        assert {(step, value) for step, value in losses(rows, name)} == set(read_values(folder, name).items()), name
+        assert {(step, value) for step, value in losses(rows, name)} == set(values_of(folder, name).items()), name
 
 
 def rises(values: list[int]) -> bool:
@@ -71,8 +74,9 @@ def rises(values: list[int]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def offline(toy_runs: ToyRuns) -> tuple[Path, list[str]]:
-    return live(toy_runs, "offline", "callbacks.sample.n_tokens=3", WANDB_MODE="offline")
+def offline(forks: Forks, base: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    below = tmp_path_factory.mktemp("offline")
+    return live(forks, base, below, "callbacks.sample.n_tokens=3", WANDB_MODE="offline", WANDB_API_KEY=None)
 
 
 def test_offline_each_process_writes_a_file_whose_steps_rise(offline: tuple[Path, list[str]]) -> None:
@@ -118,9 +122,9 @@ def server() -> Iterator[WandbServer]:
 
 
 @pytest.mark.slow
-def test_online_the_same_run_goes_on(toy_runs: ToyRuns, server: WandbServer) -> None:
+def test_online_the_same_run_goes_on(forks: Forks, base: list[str], tmp_path: Path, server: WandbServer) -> None:
     key = {"WANDB_API_KEY": "x" * 40, "WANDB_BASE_URL": server.url, "WANDB_MODE": "online"}
-    folder, _ = live(toy_runs, "online", **key)
+    folder, _ = live(forks, base, tmp_path, **key)
     ((run, rows),) = server.rows.items()
     assert run == json.loads((folder / "run.json").read_text())["run_id"]
     assert server.exits[run] == [143, 0]

@@ -20,10 +20,9 @@ from transformer_xl import init_from, processes
 from transformer_xl.config import Config
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
-from transformer_xl.data.lanes import Dataset
+from transformer_xl.data.lanes import Dataset, beside_scores, units_of
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Tokenizer
-from transformer_xl.data.units import beside_scores, units_of
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference.generate import sample_text

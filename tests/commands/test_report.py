@@ -27,7 +27,7 @@ from transformer_xl.commands.report import (
 from transformer_xl.commands.sweep import JobRecord, print_comparison
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
-from transformer_xl.data.units import unit_of
+from transformer_xl.data.lanes import unit_of
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Score
 

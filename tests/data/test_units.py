@@ -7,8 +7,8 @@ import pytest
 
 from tests.data.made_up import MadeUp, made_up
 from transformer_xl.data.characters import ByteTokenizer, SymbolTokenizer
+from transformer_xl.data.lanes import beside_scores, unit_of, units_of
 from transformer_xl.data.tokenizer import Tokenizer
-from transformer_xl.data.units import beside_scores, unit_of, units_of
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Unit
 

@@ -188,7 +188,7 @@ def _inspect(corpus: Corpus, config: Config) -> None:
 def _print_opening(corpus: Corpus) -> None:
     """Say what a corpus is made of, how it is read, and where its token files are."""
     from transformer_xl.data.corpus import SOURCES
-    from transformer_xl.data.units import beside_scores
+    from transformer_xl.data.lanes import beside_scores
 
     fingerprint, vocabulary = corpus.fingerprint, corpus.vocabulary
     print(f"data     {corpus.name}{beside_scores(corpus)}")

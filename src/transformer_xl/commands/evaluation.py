@@ -21,7 +21,7 @@ from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, 
 from transformer_xl.commands.models import NamedModel, find_models
 from transformer_xl.commands.tables import printable
 from transformer_xl.config import WandbConfig
-from transformer_xl.data.units import beside_scores
+from transformer_xl.data.lanes import beside_scores
 from transformer_xl.errors import UserError, atomic_write, first_line, locked
 from transformer_xl.inference import plots
 from transformer_xl.inference.evaluate import mean_by_class

@@ -16,9 +16,8 @@ from torch import Tensor
 from transformer_xl.commands.models import LoadedModel, NamedModel
 from transformer_xl.config import EvalConfig, reading_problems
 from transformer_xl.data.build import open_corpus
-from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory
+from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
 from transformer_xl.data.recall import Recall
-from transformer_xl.data.units import unit_of
 from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference.attention import AttentionByDistance, attention_by_distance

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
 
-from transformer_xl.data.lanes import Dataset, split_evenly
-from transformer_xl.data.units import beside_scores
+from transformer_xl.data.lanes import Dataset, beside_scores, split_evenly
 from transformer_xl.devices import other_devices
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.run import Run

@@ -18,8 +18,7 @@ from transformer_xl import build
 from transformer_xl.commands.tables import print_table
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.datamodule import LaneDataModule
-from transformer_xl.data.lanes import Dataset
-from transformer_xl.data.units import beside_scores, unit_of
+from transformer_xl.data.lanes import Dataset, beside_scores, unit_of
 from transformer_xl.errors import program
 from transformer_xl.inference.evaluate import compressed_bits, context_of, evaluate, unigram_score
 from transformer_xl.interop.native import model_weights, read_checkpoint

@@ -25,7 +25,6 @@ from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.corpora import PUBLISHED, deviations
 from transformer_xl.data.corpus import (
     FORMAT,
-    SPLITS,
     VOCABULARY,
     Corpus,
     file_sha256,
@@ -40,6 +39,7 @@ from transformer_xl.data.corpus import (
 from transformer_xl.data.encode import Encoder, Written, learning_parts
 from transformer_xl.data.files import Source, Sources, describe, unpack_tar
 from transformer_xl.data.flat import Flat, Range, split_documents
+from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.subwords import load_pretrained, local_path
 from transformer_xl.data.text import Piece, TextReader, is_utf8
 from transformer_xl.data.token_ids import read_ids

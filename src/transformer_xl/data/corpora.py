@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl import registry
-from transformer_xl.data.corpus import SPLITS
 from transformer_xl.data.download import HubFolder, WebFile, fetch_first, remove_parts
 from transformer_xl.data.files import Cut, Source, SourceFile, Sources, describe, source_of, sources_of_path, walk
+from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.text import check_encoding
 from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError, first_line, locked

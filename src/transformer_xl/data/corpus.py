@@ -18,14 +18,21 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.lanes import CorpusLanes, Fingerprint, Sequential, Shuffled, evaluation_lanes, training_lanes
+from transformer_xl.data.lanes import (
+    SPLITS,
+    CorpusLanes,
+    Fingerprint,
+    Sequential,
+    Shuffled,
+    evaluation_lanes,
+    training_lanes,
+)
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write
 
 FORMAT = 3
 """Of a folder of token files."""
-SPLITS = ("train", "valid", "test")
 SIDECAR = "corpus.json"
 SOURCES = "sources.json"
 VOCABULARY = "vocabulary.json"

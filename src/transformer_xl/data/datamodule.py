@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from lightning.pytorch import LightningDataModule
 
-from transformer_xl.data.lanes import Dataset, split_evenly
+from transformer_xl.data.lanes import Dataset, split_evenly, unit_of
 from transformer_xl.data.segments import training_segments
 from transformer_xl.data.stream import EvalStream, TrainStream
-from transformer_xl.data.units import unit_of
 from transformer_xl.scores import Unit
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple
 
-from transformer_xl.data.corpus import SPLITS
+from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data_config import TextConfig, TokensConfig
 from transformer_xl.errors import UserError, first_line
 

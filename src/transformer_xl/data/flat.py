@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.corpus import SPLITS, START_DTYPE
+from transformer_xl.data.corpus import START_DTYPE
 from transformer_xl.data.files import CHUNK_BYTES, Cut
+from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.text import Piece
 from transformer_xl.data.tokenizer import character_border
 

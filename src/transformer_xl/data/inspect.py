@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from transformer_xl.config import Config
 from transformer_xl.data.build import find_sources
-from transformer_xl.data.corpus import SIDECAR, SOURCES, SPLITS, Corpus, file_sha256, token_file
+from transformer_xl.data.corpus import SIDECAR, SOURCES, Corpus, file_sha256, token_file
+from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.segments import EvalWindows, training_segments
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError

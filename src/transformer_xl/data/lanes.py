@@ -6,6 +6,7 @@ order of their file, or document by document in another order each epoch. Letter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.errors import UserError
+from transformer_xl.scores import BITS_PER_BYTE, PERPLEXITY, Unit
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizer import Tokenizer
 
+SPLITS = ("train", "valid", "test")
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
 
@@ -300,3 +303,22 @@ def split_evenly(count: int, parts: int) -> list[range]:
 def lanes_that_fill_memory(*, lanes: int, segment_len: int, mem_len: int, max_tokens: int) -> int:
     """Return how many lanes to read where at most `max_tokens` are: so few that most tokens find a full memory."""
     return max(1, min(lanes, max_tokens // (4 * (mem_len + segment_len))))
+
+
+def unit_of(data: Dataset, split: str) -> Unit:
+    """Return the unit of a split's scores: the vocabulary's, but perplexity for sub-words of what is no text."""
+    name = data.vocabulary.unit
+    if not data.text_bytes:
+        return Unit(name=PERPLEXITY if name == BITS_PER_BYTE else name, tokens_per_byte=None)
+    text_bytes = data.text_bytes[split]
+    return Unit(name=name, tokens_per_byte=data.counts()[split] / text_bytes if text_bytes else math.nan)
+
+
+def units_of(data: Dataset) -> dict[str, Unit]:
+    """Return the units of all splits, by the split."""
+    return {split: unit_of(data, split) for split in SPLITS}
+
+
+def beside_scores(data: Dataset) -> str:
+    """Return what must stand beside each score of this corpus, ` (newline=drop)`; nothing for most."""
+    return f" ({', '.join(f'{name}={value}' for name, value in data.read_as.items())})" if data.read_as else ""

@@ -205,7 +205,9 @@ def test_the_launcher_starts_stops_and_goes_on(
     assert process.returncode == 143, out + err
     assert "Traceback" not in err
     assert children
-    assert not any(map(is_alive, children))
+    while any(map(is_alive, children)):  # they end within seconds of the first process, not before it
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.05)
     assert summary_of(tmp_path / "run")["exit_code"] == 143
     step = step_of(tmp_path / "run")
     ours, theirs = values_of(tmp_path / "run", "train/loss"), values_of(one_process(), "train/loss")

@@ -136,7 +136,10 @@ def _memory_in_one_sentence(run: Run, module: LanguageModule, trainer: Trainer) 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UserError(out_of_memory(run, processes=trainer.world_size, is_training=module.training)) from error
+        sentence = out_of_memory(run, processes=trainer.world_size, is_training=module.training)
+        if not trainer.is_global_zero:  # whose memory alone was short, perhaps: the first process would not know
+            print(f"error: {sentence}", file=sys.stderr)
+        raise UserError(sentence) from error
 
 
 def out_of_memory(run: Run, *, processes: int, is_training: bool) -> str:

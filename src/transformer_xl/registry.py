@@ -82,7 +82,8 @@ def lookup(kind: str, name: str) -> Entry:
     """
     _import_shipped(kind)
     if name not in _entries[kind]:
-        raise UserError(f"there is no {kind} {name!r} ({nearest(name, names(kind))})")
+        near = nearest(name, names(kind))
+        raise UserError(f"there is no {kind} {name!r} ({near}); a part of your own needs plugins=[FILE]")
     return _entries[kind][name]
 
 

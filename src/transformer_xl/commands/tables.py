@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -31,7 +32,10 @@ def print_table(
             table.add_column(heading, justify="right" if number and boxed else "left", no_wrap=bool(number) and boxed)
         for row in rows:
             table.add_row(*map(Text, row))
-        Console(highlight=False).print(table)
+        # drawn first and printed by us: where nobody reads any more, rich ends the program with status 1
+        drawn = io.StringIO()
+        Console(highlight=False, file=drawn, width=Console().width, force_terminal=sys.stdout.isatty()).print(table)
+        print(drawn.getvalue(), end="")
         return
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):

@@ -49,7 +49,7 @@ def spin_briefly() -> None:
     Long spinning makes everything many times slower on a machine that other processes share.
     """
     if not any(name in os.environ for name in _SPINS):
-        os.environ["GOMP_SPINCOUNT"] = "1000"
+        os.environ["GOMP_SPINCOUNT"] = "4000"  # see docs/performance.md
         os.environ["KMP_BLOCKTIME"] = "1"
 
 

@@ -31,13 +31,6 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end
         self.exit_code = exit_code
 
 
-class LostProcess(Stopped):
-    """One of a run's processes has ended, and the others cannot go on without it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=1)
-
-
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
     """Name the file in an operating-system error that does not: one of writing to, or reading from, an open file."""

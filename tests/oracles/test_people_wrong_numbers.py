@@ -23,11 +23,6 @@ from tests.oracles.runs_support import Result, call, copy_run, made_up_text, sum
 SLOW = pytest.mark.slow
 
 
-def yet(reason: str) -> pytest.MarkDecorator:
-    """Mark what today's program fails."""
-    return pytest.mark.xfail(strict=True, reason=f"issue: {reason}")
-
-
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

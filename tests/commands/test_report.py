@@ -24,11 +24,12 @@ from transformer_xl.commands.report import (
     worded,
     words_on_unknown,
 )
-from transformer_xl.commands.sweep import JobRecord, print_comparison
+from transformer_xl.commands.sweep import Job, print_comparison
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.lanes import unit_of
 from transformer_xl.data.words import WordTokenizer
+from transformer_xl.run_folder import Summary
 from transformer_xl.scores import Score
 
 LENGTHS = EvalConfig(batch_size=2, segment_len=32, mem_len=64, clamp_len=None, same_length=False, stride=None)
@@ -181,23 +182,15 @@ def test_losses_are_drawn_in_the_unit_of_the_vocabulary(tmp_path: Path, vocabula
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def job(tmp_path: Path, number: int, summary: dict[str, object], *, data: str) -> JobRecord:
-    folder = tmp_path / str(number)
-    folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps(summary))
-    overrides = [f"row=r{number}", f"data={data}"]
-    return JobRecord(sweep="s", number=number, overrides=overrides, objective=1.0, exit_code=0, folder=str(folder))
-
-
 def test_a_comparison_shows_each_vocabularys_own_unit_and_what_stands_beside_the_scores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures = {"bytes": {"bpc": 1.5, "bpb": 1.5}, "words": {"ppl": 60.0, "bpb": 1.25}, "sub-words": {"bpb": 1.125}}
-    records = [
-        job(tmp_path, number, {"metrics": {"test": {"mem_len": 7, **values}}, "read_as": read_as}, data=data)
-        for number, ((data, values), read_as) in enumerate(zip(figures.items(), (DROPPED, {}, {}), strict=True))
-    ]
-    print_comparison(records)
+    jobs = []
+    for (data, values), read_as in zip(figures.items(), (DROPPED, {}, {}), strict=True):
+        summary = Summary(metrics={"test": {"mem_len": 7, **values}}, read_as=read_as)
+        jobs.append(Job(0, "", [f"row=of {data}", f"data={data}"], Path("0"), 0, summary))
+    print_comparison(jobs)
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:5]]
     found = {[cell.strip() for cell in row if cell][1]: [cell.strip() for cell in row if cell][4] for row in rows}
     assert found == {"bytes newline=drop": "1.5000 bpc", "sub-words": "1.1250 bpb", "words": "60.0000 ppl"}

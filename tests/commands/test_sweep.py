@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from transformer_xl.commands import sweep
 
 
 def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> None:
@@ -21,7 +17,6 @@ def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> Non
     records = [json.loads(path.read_text()) for path in sorted(project.cwd.glob("outputs/sweep-*/*/job.json"))]
     assert [record["exit_code"] for record in records] == [0, 1, 0]
     assert [record["objective"] for record in records] == [3.5, None, None]
-    assert len({record["folder"] for record in records}) == 3
     header, *rows, best = done.stdout.splitlines()
     assert "objective (val/loss, nats)" in header
     assert [row.split()[0] for row in rows] == ["0", "1", "2"], "the best first"
@@ -31,9 +26,6 @@ def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> Non
     assert [" 3.5 " in row for row in rows] == [True, False, False]
     assert ["finished" in row for row in rows] == [True, False, True]
     assert "exit status 1" in rows[1]
-    assert all(
-        str(Path(record["folder"]).relative_to(project.cwd)) in row for record, row in zip(records, rows, strict=True)
-    )
 
 
 def test_a_sweep_that_succeeds_returns_0_and_gives_each_job_its_settings(project: Any) -> None:
@@ -44,13 +36,6 @@ def test_a_sweep_that_succeeds_returns_0_and_gives_each_job_its_settings(project
     assert [one["config"]["model"]["list"] for one in seen] == [[1, "a,b"]] * 2
     assert [one["folder"] for one in seen] == [str(project.cwd / "out=x y" / job) for job in "01"]
     assert not (project.cwd / "outputs").exists()
-
-
-def test_records_of_an_earlier_sweep_in_the_folder_do_not_count(project: Any) -> None:
-    assert project.run("-m", "act=bug", "hydra.sweep.dir=out", "hydra.sweep.subdir=first").returncode == 1
-    done = project.run("-m", "seed=1", "hydra.sweep.dir=out")
-    assert done.returncode == 0
-    assert "bug" not in done.stdout
 
 
 def test_a_job_that_was_interrupted_ends_the_sweep(project: Any) -> None:
@@ -76,9 +61,3 @@ def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: 
     (received,) = project.cwd.rglob("signals.json")
     assert json.loads(received.read_text()) == [number]
     assert f"exit status {128 + number}" in output
-
-
-def test_a_job_can_be_started_from_another_process() -> None:
-    command = sweep.JobCommand.of_this_process(("--config-name=train",))
-    assert pickle.loads(pickle.dumps(command)) == command
-    assert pickle.loads(pickle.dumps(sweep.SweepEnded(130))).exit_code == 130

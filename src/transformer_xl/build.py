@@ -20,7 +20,7 @@ from transformer_xl import init_from, processes
 from transformer_xl.config import Config
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
-from transformer_xl.data.lanes import Dataset, beside_scores, units_of
+from transformer_xl.data.lanes import SPLITS, Dataset, beside_scores, unit_of
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
@@ -213,7 +213,7 @@ class Callbacks:
 def callbacks(run: Run, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength) -> Callbacks:
     """Make what runs beside training."""
     config = run.config
-    units = units_of(corpus)
+    units = {split: unit_of(corpus, split) for split in SPLITS}
     recorder = Recorder(
         folder=run.folder,
         fetch_every_n_steps=config.trainer.log_every_n_steps,
@@ -281,7 +281,7 @@ def _step_figures(
         flops_a_token=step_flops / (lanes * segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
-        unit=units_of(corpus)["train"],
+        unit=unit_of(corpus, "train"),
     )
 
 

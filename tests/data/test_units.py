@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.made_up import MadeUp, made_up
 from transformer_xl.data.characters import ByteTokenizer, SymbolTokenizer
-from transformer_xl.data.lanes import beside_scores, unit_of, units_of
+from transformer_xl.data.lanes import beside_scores, unit_of
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.scores import Unit
@@ -23,7 +23,7 @@ WORDS = WordTokenizer(["<eos>", "<unk>", "one", "two"])
 def test_each_split_has_its_own_tokens_a_byte() -> None:
     splits = {"train": np.zeros(8), "valid": np.zeros(6), "test": np.zeros(5)}
     corpus = MadeUp(vocabulary=WORDS, splits=splits, text_bytes={"train": 16, "valid": 24, "test": 50})
-    assert units_of(corpus) == {
+    assert {split: unit_of(corpus, split) for split in splits} == {
         "train": Unit(name="ppl", tokens_per_byte=0.5),
         "valid": Unit(name="ppl", tokens_per_byte=0.25),
         "test": Unit(name="ppl", tokens_per_byte=0.1),

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data.laid_out import evaluation_lanes
 from tests.model.kinds import model_of
 from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import LaneSource, Sequential, evaluation_lanes
+from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.inference.attention import AttentionByDistance, attention_by_distance
 from transformer_xl.inference.evaluate import context_of
@@ -24,8 +25,7 @@ BORDERS = (0, 8, 21, 40)
 
 
 def source(batch_size: int, *, borders: tuple[int, ...]) -> LaneSource:
-    order = Sequential(tokens=TOKENS, starts=np.array(borders, np.int64))
-    return evaluation_lanes(order, batch_size=batch_size, split="test", resets=True)
+    return evaluation_lanes(TOKENS, batch_size=batch_size, split="test", starts=np.array(borders, np.int64))
 
 
 def lengths(**changes: Any) -> EvalConfig:

@@ -13,7 +13,7 @@ import torch
 from tests.conftest import tiny_model_config
 from tests.data.laid_out import evaluation_lanes
 from transformer_xl.config import EvalConfig
-from transformer_xl.data.lanes import CorpusLanes, LaneSource, Sequential
+from transformer_xl.data.lanes import LaneSource
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.data_config import RecallConfig
@@ -141,8 +141,8 @@ def test_a_limit_counts_only_what_is_counted(model: LanguageModel) -> None:
 
 
 STARTS = np.array([0, 4, 11, 12, 30, 47])
-WITH_DOCUMENTS = CorpusLanes(
-    order=Sequential(tokens=TOKENS, starts=STARTS), batch_size=3, evaluation=True, resets=True
+WITH_DOCUMENTS = evaluation_lanes(
+    TOKENS, batch_size=3, split="test", starts=STARTS
 )  # 47 predictions in lanes of 16, the last of which is padded
 
 

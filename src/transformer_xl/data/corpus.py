@@ -18,15 +18,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.lanes import (
-    SPLITS,
-    CorpusLanes,
-    Fingerprint,
-    Sequential,
-    Shuffled,
-    evaluation_lanes,
-    training_lanes,
-)
+from transformer_xl.data.lanes import SPLITS, CorpusLanes, Fingerprint
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write
@@ -173,17 +165,17 @@ class Corpus:
     def lanes(self, split: str, *, batch_size: int, segment_len: int, evaluation: bool) -> CorpusLanes:
         """Lay a split out in lanes; `UserError` where it is too short."""
         found = self.files.splits[split]
-        tokens: Any = found.tokens
-        starts: Any = found.starts
-        if self.config.order == "shuffled" and split == "train" and not evaluation:
-            assert found.starts is not None
-            order: Sequential | Shuffled = Shuffled(tokens=tokens, starts=starts, seed=self.seed)
-        else:
-            order = Sequential(tokens=tokens, starts=starts)
-        resets = self.config.reset_memory == "document"
-        if evaluation:
-            return evaluation_lanes(order, batch_size=batch_size, split=split, resets=resets)
-        return training_lanes(order, batch_size=batch_size, segment_len=segment_len, resets=resets)
+        is_shuffled = self.config.order == "shuffled" and split == "train" and not evaluation
+        return CorpusLanes(
+            found.tokens,
+            found.starts,
+            split=split,
+            batch_size=batch_size,
+            segment_len=segment_len,
+            evaluation=evaluation,
+            resets=self.config.reset_memory == "document",
+            shuffle_seed=self.seed if is_shuffled else None,
+        )
 
 
 def token_file(split: str) -> str:

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import LightningDataModule
 
-from transformer_xl.data.lanes import Dataset, split_evenly, unit_of
-from transformer_xl.data.segments import training_segments
+from transformer_xl.data.lanes import Dataset, Segments, split_evenly, unit_of
 from transformer_xl.data.stream import EvalStream, TrainStream
 from transformer_xl.scores import Unit
 
@@ -66,7 +65,7 @@ class LaneDataModule(LightningDataModule):
         super().__init__()
         self.corpus = corpus
         self.train_source = corpus.lanes("train", batch_size=batch_size, segment_len=segment_len, evaluation=steps == 0)
-        self._segments = training_segments(
+        self._segments = Segments(
             lane_len=self.train_source.lane_len,
             segment_len=segment_len,
             segment_len_sd=segment_len_sd,
@@ -93,8 +92,7 @@ class LaneDataModule(LightningDataModule):
         return TrainStream(
             source=self.train_source,
             segments=self._segments,
-            lanes=self._lanes(self.train_source.batch_size),
-            lane_chunks=self._lane_chunks,
+            chunks=self.train_chunks,
             accumulate=self.accumulate,
             steps=self._steps,
             device=self._device,
@@ -125,14 +123,12 @@ class LaneDataModule(LightningDataModule):
         return self._eval_stream("test")
 
     def _eval_stream(self, split: str) -> EvalStream:
-        source = self.corpus.lanes(
-            split, batch_size=self._eval_batch_size, segment_len=self._eval_segment_len, evaluation=True
-        )
+        lanes, segment_len = self._eval_batch_size, self._eval_segment_len
         return EvalStream(
-            source=source,
-            segment_len=self._eval_segment_len,
+            source=self.corpus.lanes(split, batch_size=lanes, segment_len=segment_len, evaluation=True),
+            segment_len=segment_len,
             stride=self._eval_stride,
-            lanes=self._lanes(self._eval_batch_size),
+            lanes=self._lanes(lanes),
             device=self._device,
         )
 

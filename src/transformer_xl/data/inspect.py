@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from transformer_xl.config import Config
 from transformer_xl.data.build import find_sources
 from transformer_xl.data.corpus import SIDECAR, SOURCES, Corpus, file_sha256, token_file
-from transformer_xl.data.lanes import SPLITS
-from transformer_xl.data.segments import EvalWindows, training_segments
+from transformer_xl.data.lanes import SPLITS, Segments, eval_starts
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError
 from transformer_xl.scores import MUCH_UNKNOWN
@@ -85,11 +84,11 @@ def _layout(corpus: Corpus, config: Config, split: str) -> tuple[int, int]:
     if split != "train":
         lengths = config.eval
         lanes = corpus.lanes(split, batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
-        windows = EvalWindows(lane_len=lanes.lane_len, segment_len=lengths.segment_len, stride=lengths.stride)
+        windows = eval_starts(lane_len=lanes.lane_len, segment_len=lengths.segment_len, stride=lengths.stride)
         return lanes.left_over, len(windows)
     data = config.data
     lanes = corpus.lanes(split, batch_size=data.batch_size, segment_len=data.segment_len, evaluation=False)
-    segments = training_segments(
+    segments = Segments(
         lane_len=lanes.lane_len,
         segment_len=data.segment_len,
         segment_len_sd=data.segment_len_sd,

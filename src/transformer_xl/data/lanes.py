@@ -1,4 +1,4 @@
-"""Lanes: the parallel strands into which one ordered stream of tokens is laid out.
+"""Lanes, the parallel strands into which one ordered stream of tokens is laid out; and the segments they are read in.
 
 A lane has `lane_len` positions (p); lane numbers are global, over all ranks. The stream is a split's tokens in the
 order of their file, or document by document in another order each epoch. Letters: B lanes, T positions.
@@ -7,8 +7,8 @@ order of their file, or document by document in another order each epoch. Letter
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,6 +26,9 @@ SPLITS = ("train", "valid", "test")
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
 
+_SHORTEST = 5  # as in the published code
+_DRAWN_TOGETHER = 256
+
 
 class Segment(NamedTuple):
     """Positions of some lanes: inputs, next tokens (or `NOT_COUNTED`), and where a document begins."""
@@ -36,19 +39,17 @@ class Segment(NamedTuple):
 
 
 class LaneSource(Protocol):
-    """Lanes that can be read at any position."""
+    """Lanes that can be read at any position.
 
-    @property
-    def batch_size(self) -> int:
-        """Number of lanes, over all ranks together."""
+    Attributes:
+        batch_size: number of lanes, over all ranks together.
+        lane_len: positions in a lane.
+        predictions: positions that an epoch reads over all lanes, without the padding at the end of an evaluation.
+    """
 
-    @property
-    def lane_len(self) -> int:
-        """Positions in a lane."""
-
-    @property
-    def predictions(self) -> int:
-        """Positions that an epoch reads over all lanes, without the padding at the end of an evaluation."""
+    batch_size: int
+    lane_len: int
+    predictions: int
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
         """Read positions [start, stop) of contiguous lanes, 0 <= start < stop <= lane_len, into arrays of their own."""
@@ -82,15 +83,15 @@ class Dataset(Protocol):
 
     @property
     def unknown(self) -> Mapping[str, int]:
-        """Count the words of each split that the vocabulary lacks."""
+        """Words of each split that the vocabulary lacks."""
 
     @property
     def text_bytes(self) -> Mapping[str, int]:
-        """Count the bytes of UTF-8 that each split's text has; of no split where the data is no text."""
+        """Bytes of UTF-8 of each split's text; empty where the data is no text."""
 
     @property
     def read_as(self) -> Mapping[str, str]:
-        """Settings, by name, that must stand beside every score of this corpus."""
+        """Settings, by name, that must stand beside every score."""
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""
@@ -99,202 +100,117 @@ class Dataset(Protocol):
         """Lay a split out in lanes; `UserError` where it is too short."""
 
 
-class Order(Protocol):
-    """A stream of tokens that can be read at any position in any epoch."""
-
-    def __len__(self) -> int:
-        """Count the tokens."""
-
-    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
-        """Return the tokens at positions [start, stop) of an epoch's stream; start <= stop <= len."""
-
-    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
-        """Return the positions at which documents begin, for each of the ranges [start, stop) of an epoch's stream."""
+# ---- lanes of a corpus
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Sequential:
-    """Tokens in the order of their file, the same in every epoch.
-
-    Attributes:
-        tokens: ids.
-        starts: ascending places in `tokens` where documents begin; None: nowhere.
-    """
-
-    tokens: NDArray[np.unsignedinteger[Any]]
-    starts: NDArray[np.int64] | None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
-        return self.tokens[start:stop]
-
-    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
-        if self.starts is None:
-            return [np.zeros(0, np.int64)] * len(starts)
-        return _within(self.starts, starts=starts, stops=stops)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shuffled:
-    """Whole documents, in an order that follows from (seed, epoch) alone.
-
-    Attributes:
-        tokens: ids.
-        starts: ascending places in `tokens` where documents begin; what stands before the first counts as one.
-        seed: of the order.
-    """
-
-    tokens: NDArray[np.unsignedinteger[Any]]
-    starts: NDArray[np.int64]
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def read(self, *, epoch: int, start: int, stop: int) -> NDArray[Any]:
-        layout = _lay_out(self, epoch)
-        found = np.empty(stop - start, self.tokens.dtype)
-        document = int(np.searchsorted(layout.starts, start, side="right")) - 1
-        position = start
-        while position < stop:
-            end = int(layout.starts[document + 1])
-            taken = min(end, stop) - position
-            first = int(layout.first_tokens[document]) + position - int(layout.starts[document])
-            found[position - start : position - start + taken] = self.tokens[first : first + taken]
-            position += taken
-            document += 1
-        return found
-
-    def borders(self, *, epoch: int, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
-        return _within(_lay_out(self, epoch).starts, starts=starts, stops=stops)
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-class _Layout(NamedTuple):
-    """An epoch's stream.
-
-    Attributes:
-        starts: where each document begins in the stream, and the stream's length behind them.
-        first_tokens: where it begins in the file.
-    """
-
-    starts: NDArray[np.int64]
-    first_tokens: NDArray[np.int64]
-
-
-@lru_cache(maxsize=2)
-def _lay_out(order: Shuffled, epoch: int) -> _Layout:
-    first_tokens = np.asarray(order.starts)
-    if not len(first_tokens) or first_tokens[0] > 0:
-        first_tokens = np.append(0, first_tokens)
-    lengths = np.diff(first_tokens, append=len(order.tokens))
-    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(order.seed, spawn_key=(epoch,))))
-    permutation = drawn.permutation(len(first_tokens))
-    starts = np.append(0, lengths[permutation].cumsum())
-    return _Layout(starts=starts, first_tokens=first_tokens[permutation])
-
-
-def _within(borders: NDArray[np.int64], *, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[np.int64]]:
-    # all ranges in two searches: each costs more than a range's own
-    firsts, lasts = np.searchsorted(borders, starts), np.searchsorted(borders, stops)
-    return [np.asarray(borders[first:last]) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class CorpusLanes:
     """A stream of N tokens, hence P = N - 1 predictions, in B lanes of p positions.
 
     Training drops the P mod B last predictions (`left_over`): p = floor(P / B). Evaluation pads the last lanes with
     targets that count for nothing: p = ceil(P / B).
 
-    Attributes:
-        order: the stream.
+    Args:
+        tokens: ids.
+        starts: ascending places in `tokens` where documents begin; None: nowhere.
+        split: its name.
         batch_size: lanes.
+        segment_len: of training, which needs one whole segment.
         evaluation: see above.
         resets: whether the first token of every document carries a reset; that of a lane always does.
+        shuffle_seed: whole documents come in an order that follows from it and the epoch alone, what stands before the
+            first as one of them; None: in the order of the file.
+
+    Raises:
+        UserError: there are fewer than B·T + 1 tokens for training, or 2 for an evaluation.
     """
 
-    order: Order
-    batch_size: int
-    evaluation: bool
-    resets: bool
-
-    @property
-    def lane_len(self) -> int:
-        available = len(self.order) - 1
-        return -(-available // self.batch_size) if self.evaluation else available // self.batch_size
-
-    @property
-    def predictions(self) -> int:
-        return len(self.order) - 1 - self.left_over
-
-    @property
-    def left_over(self) -> int:
-        """Predictions at the end of the tokens that no lane holds."""
-        return 0 if self.evaluation else (len(self.order) - 1) % self.batch_size
+    def __init__(
+        self,
+        tokens: Any,
+        starts: Any,
+        *,
+        split: str,
+        batch_size: int,
+        segment_len: int,
+        evaluation: bool,
+        resets: bool,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        available, needed = len(tokens) - 1, batch_size * segment_len
+        if evaluation and available < 1:
+            raise UserError(f"the {split} split has {len(tokens)} tokens, and an evaluation needs at least 2")
+        if not evaluation and available < needed:
+            raise UserError(
+                f"data.batch_size is {batch_size} and data.segment_len is {segment_len}, which need at least "
+                f"{needed + 1} training tokens, but the training split has {len(tokens)}: "
+                f"data.batch_size={available // segment_len} or data.segment_len={available // batch_size} would fit"
+            )
+        self.batch_size = batch_size
+        self.left_over = 0 if evaluation else available % batch_size
+        self.lane_len = -(-available // batch_size) if evaluation else available // batch_size
+        self.predictions = available - self.left_over
+        self._tokens, self._starts, self._resets, self._shuffle_seed = tokens, starts, resets, shuffle_seed
+        self._drawn: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
-        lane_len, count, length = self.lane_len, len(self.order), stop - start
+        lane_len, count, length = self.lane_len, len(self._tokens), stop - start
         assert 0 <= start < stop <= lane_len
         # One more than the inputs: the last target, which at a lane's end is the next lane's first token.
         window = np.zeros((len(lanes), length + 1), np.int64)
         firsts = [min(lane * lane_len + start, count) for lane in lanes]
         lengths = [min(length + 1, count - first) for first in firsts]
         for inputs, first, found in zip(window, firsts, lengths, strict=True):
-            inputs[:found] = self.order.read(epoch=epoch, start=first, stop=first + found)
+            self._read_into(inputs[:found], epoch, first)
         targets = window[:, 1:].copy()
         for nexts, found in zip(targets, lengths, strict=True):
             if found <= length:
                 nexts[max(0, found - 1) :] = NOT_COUNTED
         resets = np.zeros(targets.shape, np.bool_)
-        if self.resets:
-            lasts = [min(first + length, count) for first in firsts]
-            for row, places in enumerate(self.order.borders(epoch=epoch, starts=firsts, stops=lasts)):
-                resets[row, places - firsts[row]] = True
+        if self._resets and self._starts is not None:
+            borders = self._starts if self._shuffle_seed is None else self._order(epoch)[0]
+            # all lanes in two searches: each costs more than a lane's own
+            begins = np.searchsorted(borders, firsts).tolist()
+            ends = np.searchsorted(borders, [min(first + length, count) for first in firsts]).tolist()
+            for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+                resets[row, np.asarray(borders[begin:end]) - firsts[row]] = True
         resets[:, : max(0, 1 - start)] = True
         return Segment(tokens_BT=np.ascontiguousarray(window[:, :-1]), targets_BT=targets, resets_BT=resets)
 
     def counted(self, *, epoch: int, start: int, stop: int) -> int:
         firsts = np.arange(self.batch_size, dtype=np.int64) * self.lane_len + start
-        return int(np.clip(len(self.order) - 1 - firsts, 0, stop - start).sum())
+        return int(np.clip(len(self._tokens) - 1 - firsts, 0, stop - start).sum())
+
+    def _read_into(self, found: NDArray[np.int64], epoch: int, first: int) -> None:
+        if self._shuffle_seed is None:
+            found[:] = self._tokens[first : first + len(found)]
+            return
+        borders, places = self._order(epoch)
+        document, read = int(np.searchsorted(borders, first, side="right")) - 1, 0
+        while read < len(found):
+            position = first + read
+            taken = min(int(borders[document + 1]) - position, len(found) - read)
+            place = int(places[document]) + position - int(borders[document])
+            found[read : read + taken] = self._tokens[place : place + taken]
+            read, document = read + taken, document + 1
+
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where each document begins in an epoch's stream, and its length behind them; and where in the file."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            places = np.asarray(self._starts)
+            if not len(places) or places[0] > 0:
+                places = np.append(0, places)
+            lengths = np.diff(places, append=len(self._tokens))
+            permutation = _generator(self._shuffle_seed, epoch).permutation(len(places))
+            self._drawn = epoch, np.append(0, lengths[permutation].cumsum()), places[permutation]
+        return self._drawn[1:]
 
 
-def training_lanes(order: Order, *, batch_size: int, segment_len: int, resets: bool) -> CorpusLanes:
-    """Lay tokens out for training; `UserError` for fewer than B·T + 1 of them."""
-    needed = batch_size * segment_len + 1
-    available = len(order)
-    if available < needed:
-        fits = [f"data.batch_size={(available - 1) // segment_len}"] if available > segment_len else []
-        fits += [f"data.segment_len={(available - 1) // batch_size}"] if available > batch_size else []
-        raise UserError(
-            f"data.batch_size is {batch_size} and data.segment_len is {segment_len}, which need at least {needed} "
-            f"training tokens, but the training split has {available}: "
-            + (" or ".join(fits) + " would fit" if fits else "a longer text is needed")
-        )
-    return CorpusLanes(order=order, batch_size=batch_size, evaluation=False, resets=resets)
-
-
-def evaluation_lanes(order: Order, *, batch_size: int, split: str, resets: bool) -> CorpusLanes:
-    """Lay tokens out for evaluation; `UserError` naming the split for fewer than 2 of them."""
-    if len(order) < 2:
-        raise UserError(
-            f"the {split} split has {len(order)} token{'' if len(order) == 1 else 's'}, and an evaluation needs at "
-            "least 2: a longer text, or a larger share of it for this split"
-        )
-    return CorpusLanes(order=order, batch_size=batch_size, evaluation=True, resets=resets)
+def _generator(seed: int | None, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))))
 
 
 def split_evenly(count: int, parts: int) -> list[range]:
     """Cut 0 ... count - 1 into contiguous ranges that differ by at most one, the longer ones first."""
-    assert count >= 0
-    assert parts >= 1
     size, longer = divmod(count, parts)
     starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
@@ -305,6 +221,126 @@ def lanes_that_fill_memory(*, lanes: int, segment_len: int, mem_len: int, max_to
     return max(1, min(lanes, max_tokens // (4 * (mem_len + segment_len))))
 
 
+# ---- segments
+
+
+class Span(NamedTuple):
+    """Positions [start, stop) of every lane in an epoch; those before `counts_from` are read and not counted."""
+
+    epoch: int
+    start: int
+    counts_from: int
+    stop: int
+
+
+class Segments:
+    """The segments of a training run, numbered from 0 over all its epochs, the same for all lanes.
+
+    Every count of steps and tokens of a run follows from here. Lengths are equal, or drawn for each epoch from (seed,
+    epoch): normally around `segment_len`, or around half of it, and cut as in the published code to at least 5 and at
+    most three deviations above the mean. They are rounded; that code rounds down, which makes them shorter than their
+    mean by half a token. The last segment of an epoch may be shorter.
+
+    Args:
+        lane_len: positions in a lane.
+        segment_len: T, or the mean of drawn lengths.
+        segment_len_sd: standard deviation of drawn lengths.
+        half_segments: share of segments around half the length.
+        half_loss: whether only the second half of each segment counts.
+        seed: of drawn lengths.
+        limit: the first segments that make an epoch; None: all.
+    """
+
+    def __init__(
+        self,
+        *,
+        lane_len: int,
+        segment_len: int,
+        segment_len_sd: float = 0.0,
+        half_segments: float = 0.0,
+        half_loss: bool = False,
+        seed: int = 0,
+        limit: int | None = None,
+    ) -> None:
+        self._lane_len, self._segment_len = lane_len, segment_len
+        self._sd, self._half_share, self._half_loss = segment_len_sd, half_segments, half_loss
+        self._seed, self._limit = seed, limit
+        self._is_drawn = segment_len_sd > 0 or half_segments > 0
+        self._stops = lru_cache(maxsize=4)(self._stops_of)
+        # sums over the epochs before each, as far as they were asked for
+        self._segments_before, self._positions_before = [0], [0]
+
+    def before(self, epoch: int) -> int:
+        """Count the segments of all epochs before this one."""
+        while len(self._segments_before) <= epoch:
+            self._add_epoch()
+        return self._segments_before[epoch]
+
+    def count(self, epoch: int) -> int:
+        """Count the segments of an epoch."""
+        return self.before(epoch + 1) - self.before(epoch)
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Return the epoch of a segment and its place there, both from 0."""
+        while self._segments_before[-1] <= number:
+            self._add_epoch()
+        epoch = bisect_right(self._segments_before, number) - 1
+        return epoch, number - self._segments_before[epoch]
+
+    def span(self, number: int) -> Span:
+        """Return the positions of a segment."""
+        epoch, place = self.locate(number)
+        start, stop = self._start(epoch, place), self._start(epoch, place + 1)
+        skipped = (stop - start) // 2 if self._half_loss else 0
+        return Span(epoch=epoch, start=start, counts_from=start + skipped, stop=stop)
+
+    def positions(self, number: int) -> int:
+        """Count the positions of a lane that the run's first `number` segments hold."""
+        epoch, place = self.locate(number)
+        return self._positions_before[epoch] + self._start(epoch, place)
+
+    def epochs(self, number: int) -> float:
+        """Count the epochs that the run's first `number` segments make."""
+        epoch, place = self.locate(number)
+        return epoch + place / self.count(epoch)
+
+    def _start(self, epoch: int, place: int) -> int:
+        return int(self._stops(epoch if self._is_drawn else 0)[place - 1]) if place else 0
+
+    def _add_epoch(self) -> None:
+        stops = self._stops(len(self._segments_before) - 1 if self._is_drawn else 0)
+        self._segments_before.append(self._segments_before[-1] + len(stops))
+        self._positions_before.append(self._positions_before[-1] + int(stops[-1]))
+
+    def _stops_of(self, epoch: int) -> NDArray[np.int64]:
+        """Return the position after each segment of an epoch."""
+        length = self._segment_len
+        if not self._is_drawn:
+            return np.append(np.arange(length, self._lane_len, length), self._lane_len)[: self._limit]
+        generator, parts = _generator(self._seed, epoch), [np.zeros(1, np.int64)]
+        while parts[-1][-1] < self._lane_len:
+            is_half = generator.random(_DRAWN_TOGETHER) < self._half_share
+            drawn = np.rint(generator.normal(np.where(is_half, length / 2, length), self._sd))
+            lengths = np.clip(drawn, min(_SHORTEST, length), int(length + 3 * self._sd)).astype(np.int64)
+            parts.append(parts[-1][-1] + lengths.cumsum())
+        stops = np.concatenate(parts)[1:].clip(max=self._lane_len)
+        return stops[: 1 + int(np.searchsorted(stops, self._lane_len))][: self._limit]
+
+
+def eval_starts(*, lane_len: int, segment_len: int, stride: int | None) -> range:
+    """Return where the windows begin in which an evaluation reads lanes, each position counted in exactly one of them.
+
+    Without a stride they are segments, one after another. With one, each window starts so many positions after the
+    last and counts what that one did not hold. The window at a lane's end is shorter, not earlier: what a prediction
+    sees depends on its own place alone, and a stride of `segment_len` equals segments read without memory.
+    """
+    step = segment_len if stride is None else stride
+    return range(0, max(0, lane_len - segment_len) + step, step)
+
+
+# ---- units of scores
+
+
 def unit_of(data: Dataset, split: str) -> Unit:
     """Return the unit of a split's scores: the vocabulary's, but perplexity for sub-words of what is no text."""
     name = data.vocabulary.unit
@@ -312,11 +348,6 @@ def unit_of(data: Dataset, split: str) -> Unit:
         return Unit(name=PERPLEXITY if name == BITS_PER_BYTE else name, tokens_per_byte=None)
     text_bytes = data.text_bytes[split]
     return Unit(name=name, tokens_per_byte=data.counts()[split] / text_bytes if text_bytes else math.nan)
-
-
-def units_of(data: Dataset) -> dict[str, Unit]:
-    """Return the units of all splits, by the split."""
-    return {split: unit_of(data, split) for split in SPLITS}
 
 
 def beside_scores(data: Dataset) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,13 +20,13 @@ from transformer_xl.errors import UserError
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RecallLanes:
     """Lanes of periods, a block and its copy, each lane starting at an offset of its own within the period.
 
     A target counts where it belongs to a copy whose original symbol the same lane has shown: a lane that starts
     inside a block cannot know what stood before. All values follow from `stream`, epoch, lane and position, so that
-    any range can be read by itself.
+    any range can be read by itself. With `fixed` every epoch reads the same blocks: held-out ones for a score.
     """
 
     stream: str
@@ -34,12 +35,9 @@ class RecallLanes:
     batch_size: int
     lane_len: int
     fixed: bool
-    """Whether every epoch reads the same blocks: held-out ones for a score, fresh ones for training."""
 
-    @property
-    def predictions(self) -> int:
-        """Positions that an epoch reads over all lanes; about half of them are counted."""
-        return self.batch_size * self.lane_len
+    def __post_init__(self) -> None:
+        self.predictions = self.batch_size * self.lane_len  # of which about half are counted
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
         """Read positions [start, stop) of contiguous lanes."""
@@ -92,66 +90,38 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recall:
-    """The task's splits; the training blocks follow from `seed`, those of valid and test do not."""
+    """The task's splits, a `Dataset`; the training blocks follow from `seed`, those of valid and test do not."""
 
-    config: RecallConfig
-    seed: int
+    name = "recall"
+    unknown: Mapping[str, int] = {}
+    text_bytes: Mapping[str, int] = {}
+    read_as: Mapping[str, str] = {}
 
-    @property
-    def name(self) -> str:
-        """The choice of `data=`."""
-        return self.config.kind
-
-    @property
-    def vocabulary(self) -> Tokenizer:
-        """The symbols, as numbers."""
-        return SymbolTokenizer(self.config.n_symbols)
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Identify the held-out blocks: no files, and the sha256 of what they are drawn from."""
-        config = self.config
+    def __init__(self, config: RecallConfig, seed: int) -> None:
+        self._config, self._seed = config, seed
+        self.vocabulary: Tokenizer = SymbolTokenizer(config.n_symbols)
         drawn_from = {"n_symbols": config.n_symbols, "block_len": config.block_len, "eval_tokens": config.eval_tokens}
         sha256 = hashlib.sha256(json.dumps(drawn_from, sort_keys=True).encode()).hexdigest()
-        return Fingerprint(files=0, bytes=0, sha256=sha256)
-
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Count nothing: every symbol is known."""
-        return {}
-
-    @property
-    def text_bytes(self) -> dict[str, int]:
-        """Count nothing: symbols are no text."""
-        return {}
-
-    @property
-    def read_as(self) -> dict[str, str]:
-        """Name nothing: the symbols are read in one way only."""
-        return {}
+        self.fingerprint = Fingerprint(files=0, bytes=0, sha256=sha256)
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split; the training split has as many fresh ones in every epoch."""
-        tokens = {"valid": self.config.eval_tokens, "test": self.config.eval_tokens}
-        return {"train": self.config.train_tokens, **tokens}
+        held_out = self._config.eval_tokens
+        return {"train": self._config.train_tokens, "valid": held_out, "test": held_out}
 
     def lanes(self, split: str, *, batch_size: int, segment_len: int, evaluation: bool) -> RecallLanes:
         """Lay a split out in lanes of tokens // batch_size; `UserError` for less than a period or a segment each."""
-        config, tokens = self.config, self.counts()[split]
-        period = 2 * config.block_len
-        shortest = period if evaluation else max(period, segment_len)
+        config, tokens = self._config, self.counts()[split]
+        shortest = 2 * config.block_len if evaluation else max(2 * config.block_len, segment_len)
         if tokens // batch_size < shortest:
             setting = "data.train_tokens" if split == "train" else "data.eval_tokens"
-            lanes = "eval.batch_size" if evaluation else "data.batch_size"
             raise UserError(
-                f"{setting} is {tokens}, and must be at least {batch_size * shortest}, {shortest} for each of the "
-                f"{batch_size} lanes that {lanes} sets: a block and its copy"
-                + ("" if evaluation else f", and a segment of data.segment_len {segment_len}")
+                f"{setting} is {tokens}, and must be at least {batch_size * shortest}: {shortest} for each of the "
+                f"{batch_size} lanes, a block and its copy and no less than a segment"
             )
         return RecallLanes(
-            stream=f"train/{self.seed}" if split == "train" else split,
+            stream=f"train/{self._seed}" if split == "train" else split,
             n_symbols=config.n_symbols,
             block_len=config.block_len,
             batch_size=batch_size,

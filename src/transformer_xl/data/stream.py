@@ -5,30 +5,26 @@ Letters: B lanes, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, split_evenly
-from transformer_xl.data.segments import EvalWindows, Segments, Span
-from transformer_xl.errors import UserError
-
-_FORMAT = 1
+from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, Segments, Span, eval_starts
 
 
 class Batch(NamedTuple):
     """One micro-batch: T positions of B lanes, and its place in the run.
 
     Args:
-        tokens_BT: Inputs, int64.
-        targets_BT: The next token of the same lane, int64; -100 is not counted.
+        tokens_BT: inputs, int64.
+        targets_BT: the next token of the same lane, int64; -100 is not counted.
         resets_BT: True where a document begins, bool.
-        counted: Targets that the whole optimizer step counts, over all ranks and micro-batches.
-        step: Optimizer step, from 1; in an evaluation the segment or window, from 1.
-        micro: Place within the step, from 0.
-        chunk: Which chunk of this rank's lanes, from 0.
+        counted: targets that the whole optimizer step counts, over all ranks and micro-batches.
+        step: optimizer step, from 1; in an evaluation the segment or window, from 1.
+        micro: place within the step, from 0.
+        chunk: which chunk of this rank's lanes, from 0.
     """
 
     tokens_BT: Tensor
@@ -49,8 +45,7 @@ class TrainStream:
     Args:
         source: lanes of the training split.
         segments: which positions each segment holds.
-        lanes: those of this rank.
-        lane_chunks: parts in which the lanes of a segment come.
+        chunks: the lanes of this rank, in the parts in which those of a segment come.
         accumulate: segments in time that make one optimizer step.
         steps: optimizer steps of one iteration, which go on across the ends of epochs; None: an iteration is one epoch
             of the corpus, whose last step may hold fewer segments.
@@ -62,35 +57,21 @@ class TrainStream:
         *,
         source: LaneSource,
         segments: Segments,
-        lanes: range,
-        lane_chunks: int,
+        chunks: Sequence[range],
         accumulate: int,
         steps: int | None,
         device: torch.device,
     ) -> None:
-        if len(lanes) < lane_chunks:
-            raise UserError(
-                f"data.lane_chunks is {lane_chunks}, and must be at most {len(lanes)}, the lanes of a process "
-                f"(data.batch_size is {source.batch_size})"
-            )
-        assert accumulate >= 1
-        self._source = source
-        self._segments = segments
-        self._chunks = [
-            range(lanes.start + part.start, lanes.start + part.stop) for part in split_evenly(len(lanes), lane_chunks)
-        ]
-        self._accumulate = accumulate
-        self._steps = steps
-        self._device = device
+        self._source, self._segments, self._chunks = source, segments, chunks
+        self._accumulate, self._steps, self._device = accumulate, steps, device
         self._batches = 0
-        self._counted = -1, 0
+        self._counted = -1, 0  # of the step at hand
         self._steps_before = [0]  # optimizer steps of the epochs before each, where an iteration is an epoch
 
     def __len__(self) -> int:
         """Count the micro-batches of an iteration: the whole run's, those handed out included, or an epoch's."""
-        if self._steps is not None:
-            return self._steps * self._accumulate * len(self._chunks)
-        return self._segments.count(self._epoch) * len(self._chunks)
+        segments = self._segments.count(self._epoch) if self._steps is None else self._steps * self._accumulate
+        return segments * len(self._chunks)
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on from where the stream stands; a batch counts as handed out as soon as it is yielded."""
@@ -103,20 +84,11 @@ class TrainStream:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: how many batches have been handed out."""
-        return {"format": _FORMAT, "batches": self._batches}
+        return {"batches": self._batches}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where `state_dict` was taken, so that iterating gives the very next batch."""
-        batches = state.get("batches")
-        last = None if self._steps is None else len(self)
-        is_position = type(batches) is int and batches >= 0 and (last is None or batches <= last)
-        if state.get("format") != _FORMAT or not is_position:
-            raise UserError(
-                f"a checkpoint's stream position is {dict(state)!r}, and must have format {_FORMAT} and between 0 and "
-                f"{last} batches, the length of this run"
-            )
-        assert isinstance(batches, int)
-        self._batches = batches
+        self._batches = int(state["batches"])
 
     @property
     def _epoch(self) -> int:
@@ -125,11 +97,16 @@ class TrainStream:
     def _batch(self, number: int) -> Batch:
         segment, chunk = divmod(number, len(self._chunks))
         step, first, stop = self._step_of(segment)
+        if self._counted[0] != step:
+            self._counted = (
+                step,
+                sum(_counted(self._source, self._segments.span(other)) for other in range(first, stop)),
+            )
         return _read(
             self._source,
             self._segments.span(segment),
             lanes=self._chunks[chunk],
-            counted=self._counted_at(step, range(first, stop)),
+            counted=self._counted[1],
             step=step + 1,
             micro=number - first * len(self._chunks),
             chunk=chunk,
@@ -148,39 +125,33 @@ class TrainStream:
         first = self._segments.before(epoch) + turn * self._accumulate
         return self._steps_before[epoch] + turn, first, min(first + self._accumulate, self._segments.before(epoch + 1))
 
-    def _counted_at(self, step: int, segments: range) -> int:
-        known, counted = self._counted
-        if known != step:
-            counted = sum(_counted(self._source, self._segments.span(segment)) for segment in segments)
-            self._counted = step, counted
-        return counted
-
 
 class EvalStream:
-    """The segments or windows of this rank's lanes once through, from the start at each iteration."""
+    """The segments or windows (`stride`) of this rank's lanes once through, from the start at each iteration."""
 
     def __init__(
         self, *, source: LaneSource, segment_len: int, stride: int | None, lanes: range, device: torch.device
     ) -> None:
-        self._source = source
-        self._windows = EvalWindows(lane_len=source.lane_len, segment_len=segment_len, stride=stride)
-        self._resets_each = stride is not None
-        self._lanes = lanes
-        self._device = device
+        self._source, self._segment_len, self._stride = source, segment_len, stride
+        self._starts = eval_starts(lane_len=source.lane_len, segment_len=segment_len, stride=stride)
+        self._lanes, self._device = lanes, device
 
     def __len__(self) -> int:
         """Count the windows, the same on every rank."""
-        return len(self._windows)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[Batch]:
         """Read every window in order; `counted` is the window's own."""
         return copied_ahead(self._batches(), self._device)
 
     def _batches(self) -> Iterator[Batch]:
-        for step, span in enumerate(self._windows, start=1):
-            counted = _counted(self._source, span)
+        counted_to = 0
+        for step, start in enumerate(self._starts, start=1):
+            stop = min(start + self._segment_len, self._source.lane_len)
+            span = Span(epoch=0, start=start, counts_from=counted_to, stop=stop)
+            counted, counted_to = _counted(self._source, span), stop
             batch = _read(self._source, span, lanes=self._lanes, counted=counted, step=step, micro=0, chunk=0)
-            if self._resets_each:
+            if self._stride is not None:
                 batch.resets_BT[:, 0] = True
             yield batch
 
@@ -191,72 +162,36 @@ def _counted(source: LaneSource, span: Span) -> int:
 
 def _read(source: LaneSource, span: Span, *, lanes: range, counted: int, step: int, micro: int, chunk: int) -> Batch:
     segment = source.read(epoch=span.epoch, lanes=lanes, start=span.start, stop=span.stop)
-    targets = torch.from_numpy(segment.targets_BT)
-    targets[:, : span.counts_from - span.start] = NOT_COUNTED
-    return Batch(
-        tokens_BT=torch.from_numpy(segment.tokens_BT),
-        targets_BT=targets,
-        resets_BT=torch.from_numpy(segment.resets_BT),
-        counted=counted,
-        step=step,
-        micro=micro,
-        chunk=chunk,
-    )
+    segment.targets_BT[:, : span.counts_from - span.start] = NOT_COUNTED
+    tokens, targets, resets = map(torch.from_numpy, segment)
+    return Batch(tokens, targets, resets, counted, step, micro, chunk)
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the same batches in the same order; on CUDA with their tensors on the device, and one batch in flight.
+    """Yield the same batches in order; on CUDA with their tensors on the device, the next one already on its way.
 
     A batch may be used on the stream that is current when it is handed out. Elsewhere nothing is copied or read ahead.
     """
     if device.type != "cuda":
-        return batches
-    copies = _SideStream(device)
-    return one_ahead(batches, start=copies.start, finish=copies.finish)
-
-
-def one_ahead(
-    batches: Iterator[Batch], *, start: Callable[[Batch], Batch], finish: Callable[[Batch], None]
-) -> Iterator[Batch]:
-    """Yield what `start` makes of each batch, always with the next one started.
-
-    Args:
-        batches: read one further than has been handed out.
-        start: begins to copy a batch, and does not wait for the copy.
-        finish: makes a copy safe to use; called before the next one is started, so that it waits for no other.
-    """
-    travelling = _started(batches, start)
+        yield from batches
+        return
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    travelling = _start_copy(next(batches, None), device, side)
     while travelling is not None:
-        arrived = travelling
-        finish(arrived)
-        travelling = _started(batches, start)
+        arrived, current = travelling, torch.cuda.current_stream(device)
+        current.wait_stream(side)  # before the next copy is started, so that it waits for no other
+        for tensor in arrived[:3]:
+            tensor.record_stream(current)  # the side stream must not write to its memory while this one still reads
+        travelling = _start_copy(next(batches, None), device, side)
         yield arrived
 
 
-def _started(batches: Iterator[Batch], start: Callable[[Batch], Batch]) -> Batch | None:
-    batch = next(batches, None)
-    return None if batch is None else start(batch)
-
-
-class _SideStream:
-    """Copies to a CUDA device on a stream of their own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def start(self, batch: Batch) -> Batch:
-        """Begin to copy from pinned memory, without which the copy would hold up this process."""
-        # PyTorch keeps freed pinned memory from being used again until the copies out of it are done.
-        pinned = [tensor.pin_memory() for tensor in batch[:3]]
-        with torch.cuda.stream(self._stream):
-            tokens, targets, resets = (tensor.to(self._device, non_blocking=True) for tensor in pinned)
-        return batch._replace(tokens_BT=tokens, targets_BT=targets, resets_BT=resets)
-
-    def finish(self, batch: Batch) -> None:
-        """Let what is queued on the current stream from here on wait for the copy; the process goes on."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
-        for tensor in batch[:3]:
-            # The memory belongs to the side stream, which must not write to it while this one still reads.
-            tensor.record_stream(current)
+def _start_copy(batch: Batch | None, device: torch.device, side: torch.cuda.Stream) -> Batch | None:
+    if batch is None:
+        return None
+    # Without pinned memory the copy would hold up this process. PyTorch keeps what is freed from being used again until
+    # the copies out of it are done.
+    pinned = [tensor.pin_memory() for tensor in batch[:3]]
+    with torch.cuda.stream(side):
+        tokens, targets, resets = (tensor.to(device, non_blocking=True) for tensor in pinned)
+    return batch._replace(tokens_BT=tokens, targets_BT=targets, resets_BT=resets)

@@ -14,7 +14,7 @@ import yaml
 import transformer_xl as txl
 from tests.conftest import QUIET, REPOSITORY, TINY_MODEL, Outcome
 from tests.test_configs import composed
-from transformer_xl.interop.transformers_format import save_transformers
+from transformer_xl.interop.published import save_transformers
 from transformer_xl.model.base import make_model
 
 EXPERIMENTS = REPOSITORY / "conf" / "experiment"

@@ -85,7 +85,7 @@ def vocabulary_of(source: LanguageModel, config: Config) -> Tokenizer | None:
     if source.vocabulary is None and config.init_vocabulary == "extend":
         raise UserError(
             f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend: put its "
-            "vocab.json, vocab.pkl or vocabulary.json beside its weights"
+            "vocabulary.json or vocab.pkl beside its weights"
         )
     return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
 
@@ -111,7 +111,7 @@ def check_vocabulary(source: LanguageModel, vocabulary: Tokenizer, config: Confi
         if vocabulary.size != source.vocab_size:
             raise UserError(
                 f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the "
-                f"text's vocabulary has {vocabulary.size}: put its vocab.json, vocab.pkl or vocabulary.json beside its "
+                f"text's vocabulary has {vocabulary.size}: put its vocabulary.json or vocab.pkl beside its "
                 "weights"
             )
         return

@@ -45,7 +45,7 @@ def _convert(source: str, target: Path, to: str) -> str:
         raise UserError(f"{target} exists, and must be a new or empty folder")
     from transformer_xl.interop.load import load_model  # torch takes seconds, which `--help` need not wait for
     from transformer_xl.interop.native import save_model
-    from transformer_xl.interop.transformers_format import save_transformers
+    from transformer_xl.interop.published import save_transformers
 
     model = load_model(source)
     save = {"native": save_model, "transformers": save_transformers}[to]

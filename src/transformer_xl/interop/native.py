@@ -1,4 +1,4 @@
-"""Our own formats: checkpoints, and folders of `config.json` and `model.safetensors`.
+"""Model files of our own: checkpoints, and folders of `config.json` and `model.safetensors`.
 
 Files are read without running anything that is in them, and written whole or not at all.
 """
@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_xl.data.tokenizer import load_vocabulary, tokenizer_from_json
+from transformer_xl.data.tokenizer import Tokenizer, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model_config import ModelConfig, parse_model
@@ -33,22 +33,24 @@ _FORMAT_VERSION = 2
 MODEL_PREFIX = "model."
 EXPORT = """\
 import os, sys, torch; sys.path += [".", "utils"]; os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-model = torch.load("model.pt", map_location="cpu"); attn = model.layers[0].dec_attn
-kept = {k: getattr(model, k) for k in ("mem_len", "ext_len", "clamp_len", "same_length", "attn_type")}
-kept.update(pre_lnorm=attn.pre_lnorm, dropout=model.drop.p, dropatt=attn.dropatt.p, cutoffs=model.crit.cutoffs[:-1])
-torch.save(dict(kept, state_dict=model.state_dict()), "weights.pt")
+model = torch.load("model.pt", map_location="cpu"); emb, crit, layer = model.word_emb, model.crit, model.layers[0]
+names = "n_token n_layer n_head d_model d_head d_embed mem_len ext_len clamp_len same_length attn_type".split()
+kept = dict(
+    d_inner=layer.pos_ff.d_inner, div_val=emb.div_val, cutoffs=crit.cutoffs[:-1], pre_lnorm=layer.dec_attn.pre_lnorm,
+    dropout=model.drop.p, dropatt=layer.dec_attn.dropatt.p, tie_projs=[any(p is q for q in emb.emb_projs)
+    for p in crit.out_projs], tie_weight=crit.out_layers[0].weight is emb.emb_layers[0].weight)
+kept.update({name: getattr(model, name) for name in names}, state_dict=model.state_dict())
+torch.save(kept, "weights.pt")
 """
-"""What a person runs where the published code can be imported: weights, and what weights do not tell."""
+"""What a person runs where the published code can be imported."""
 
 
 class Record:
     """Stands for a foreign class whose objects are only attributes; its own code is never imported."""
 
 
-_RECORDS: list[Any] = [
-    (Record, "argparse.Namespace"),  # NVIDIA's `args`
-    (Record, "utils.vocabulary.Vocab"),  # NVIDIA's `vocab`
-]
+_RECORDS: list[Any] = [(Record, "argparse.Namespace"), (Record, "utils.vocabulary.Vocab")]
+"""Of NVIDIA's checkpoints: `args` and `vocab`."""
 _CODE = re.compile(r"GLOBAL ([\w.]+)")
 """How torch's restricted unpickler names the class or function that it refused."""
 
@@ -63,11 +65,8 @@ def save_model(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
         "vocab_size": model.vocab_size,
         "model": plain(current_config(model)),
     }
-    write_safetensors(target / "model.safetensors", model.state_dict())
-    if model.vocabulary is None:
-        (target / "vocabulary.json").unlink(missing_ok=True)
-    else:
-        model.vocabulary.save(target / "vocabulary.json")
+    write_tensors(target / "model.safetensors", model.state_dict())
+    write_vocabulary(target, model.vocabulary)
     write_json(target / "config.json", description)
 
 
@@ -82,47 +81,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is not a checkpoint of ours, or damaged, or of another format.
     """
-    contents = read_torch(path)
-    if not is_checkpoint(contents):
-        raise UserError(f"{path} is not a checkpoint of this program: it has no format_version")
-    return checked_checkpoint(path, contents)
+    return _checked(path, read_torch(path))
 
 
-def is_checkpoint(contents: Any) -> bool:
-    """Return whether what a file held is a checkpoint of ours, of whatever format."""
-    return isinstance(contents, dict) and "format_version" in contents
-
-
-def checked_checkpoint(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint if it is whole and of this format.
-
-    Raises:
-        UserError: with both format numbers, or what is missing.
-    """
-    version = checkpoint["format_version"]
-    if type(version) is not int or version not in _READABLE_FORMATS:
-        written = " ".join(repr(version).split())[:100]
-        raise UserError(f"{path} has checkpoint format {written}, and this version reads {CHECKPOINT_FORMAT}")
+def _checked(path: Path, contents: Any) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = contents if isinstance(contents, dict) else {}
+    version = checkpoint.get("format_version")
+    if version not in _READABLE_FORMATS:
+        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {CHECKPOINT_FORMAT}")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
     if missing:
         raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")
-    averaged = checkpoint.get("averaged", {"weights": {}})
-    tables = {"state_dict": checkpoint["state_dict"]}
-    tables["averaged"] = averaged.get("weights") if isinstance(averaged, dict) else None
-    for name, table in tables.items():
-        if not isinstance(table, dict) or not all(map(_is_weight, table, table.values())):
-            raise UserError(f"{path} is damaged: its {name} is no table of names and tensors")
     return checkpoint
-
-
-def _is_weight(name: object, tensor: object) -> bool:
-    return (
-        isinstance(name, str)
-        and isinstance(tensor, Tensor)
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and not tensor.is_complex()
-    )
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -137,13 +107,13 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: averages.get(name, weight).to(weight.dtype) for name, weight in weights.items()}
 
 
-def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
-    """Make the model of a checkpoint that was read from `path`.
+def from_checkpoint(path: Path, contents: Any) -> LanguageModel:
+    """Return the model of a checkpoint that was read from `path`.
 
     Raises:
         UserError: it is not whole, of another format, or its parts do not fit.
     """
-    checkpoint = checked_checkpoint(path, contents)
+    checkpoint = _checked(path, contents)
     with naming(path):
         vocabulary = tokenizer_from_json(checkpoint["vocabulary"])
         config = parse_model(checkpoint["config"].get("model"))
@@ -152,40 +122,27 @@ def from_checkpoint(path: Path, contents: dict[str, Any]) -> LanguageModel:
     return model
 
 
-def from_folder(folder: Path, description: Mapping[str, Any]) -> LanguageModel:
-    """Make the model of a folder that `save_model` wrote.
+def from_folder(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LanguageModel:
+    """Return the model of a folder that `save_model` wrote.
 
     Args:
-        folder: with `model.safetensors` and perhaps `vocabulary.json`.
+        folder: for messages.
         description: what its `config.json` holds.
+        tensors: of its `model.safetensors`.
 
     Raises:
-        UserError: it is of another format, damaged, or its parts do not fit.
+        UserError: it is of another format, or its parts do not fit.
     """
-    if description.get("format_version") != _FORMAT_VERSION:
-        raise UserError(
-            f"{folder} has model format {description.get('format_version')}, and this version reads {_FORMAT_VERSION}"
-        )
-    vocab_size = description.get("vocab_size")
-    if type(vocab_size) is not int or not 1 <= vocab_size < 1 << 31:
-        raise UserError(f"{folder / 'config.json'} has vocab_size {vocab_size!r}, and must have a whole number above 0")
+    version = description.get("format_version")
+    if version != _FORMAT_VERSION:
+        raise UserError(f"{folder} has format_version {version!r}, and this version reads {_FORMAT_VERSION}")
     with naming(folder / "config.json"):
         config = parse_model(description.get("model"))
-    if not (folder / "model.safetensors").is_file():
-        raise UserError(f"{folder} is not a whole model: it lacks model.safetensors")
-    weights = read_safetensors(folder / "model.safetensors")
-    model = with_weights(folder, config, vocab_size=vocab_size, weights=weights)
-    if (folder / "vocabulary.json").is_file():
-        model.vocabulary = load_vocabulary(folder / "vocabulary.json")
-        if model.vocabulary.size != vocab_size:
-            raise UserError(
-                f"{folder / 'vocabulary.json'} has {model.vocabulary.size} symbols, and config.json says {vocab_size}"
-            )
-    return model
+    return with_weights(folder, config, vocab_size=description.get("vocab_size"), weights=tensors)
 
 
-def with_weights(source: Path, config: ModelConfig, *, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
-    """Make a model in evaluation mode from its weights, which become its parameters, without drawing others first.
+def with_weights(source: Path, config: ModelConfig, *, vocab_size: Any, weights: Mapping[str, Tensor]) -> LanguageModel:
+    """Return a model in evaluation mode whose parameters are the given weights, without drawing others first.
 
     Args:
         source: where they come from, for messages.
@@ -205,18 +162,24 @@ def with_weights(source: Path, config: ModelConfig, *, vocab_size: int, weights:
     return model.eval()
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; `UserError` where it is missing or damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; `UserError` where the file is damaged."""
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{path.parent} is not a whole model: it lacks {path.name}") from error
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object")
+    return value
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file; `UserError` where it is damaged."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file of safetensors, or of `torch.save`; `UserError` where it is damaged."""
+    if path.suffix != ".safetensors":
+        tensors = read_torch(path)
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise UserError(f"{path} must hold a dictionary of tensors")
+        return tensors
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
@@ -228,53 +191,38 @@ def read_torch(path: Path) -> Any:
 
     Raises:
         DamagedError: it is empty, cut off, or has other bytes than were written.
-        UserError: it holds code, or something else than `torch.save` writes.
+        UserError: it holds code.
     """
-    _refuse_damaged(path)
+    damaged = None
     try:
-        with torch.serialization.safe_globals(_RECORDS):
-            contents = torch.load(path, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(path):  # its checksums are compared, since torch notices no changed bit
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+        if damaged is None:
+            with torch.serialization.safe_globals(_RECORDS):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the restricted unpickler raises whatever a damaged stream makes it stumble over
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        refused = _CODE.search(str(error))
-        if refused is not None:
+        if refused := _CODE.search(str(error)):
             raise UserError(_holds_code(path, refused[1])) from error
         raise DamagedError(f"{path} is damaged, or no checkpoint of plain tensors and containers") from error
-    return contents
-
-
-def _refuse_damaged(path: Path) -> None:
-    """Compare an archive with its checksums, since torch notices no changed bit; older files have none."""
-    try:
-        if not zipfile.is_zipfile(path):
-            return
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # whatever a damaged header makes it stumble over
-        if isinstance(error, OSError) and error.filename is not None:
-            raise
-        raise DamagedError(f"{path} is damaged: {first_line(error)}") from error
-    if damaged is not None:
-        raise DamagedError(f"{path} is damaged: {damaged} does not hold the bytes that were written")
+    raise DamagedError(f"{path} is damaged: {damaged} does not hold the bytes that were written")
 
 
 def _holds_code(path: Path, name: str) -> str:
     refusal = f"{path} holds {name}, which is code, and this program runs no code from a file"
-    if name.rpartition(".")[2] != "MemTransformerLM":
+    if not name.endswith("MemTransformerLM"):
         return refusal
     lines = EXPORT.replace('"model.pt"', f'"{path.name}"')
-    return (
-        f"{refusal}; run these five lines in the environment and folder of the code that wrote it, and load "
-        f"weights.pt:\n\n{lines}"
-    )
+    return f"{refusal}; run these lines in the code's own environment and folder, and load weights.pt:\n\n{lines}"
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
     """Write tensors to a safetensors file."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_write(path, "wb") as file:
-        safetensors.torch.save_file(plain, file.name, metadata=metadata or None)
+        safetensors.torch.save_file(contiguous, file.name, metadata=metadata or None)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -283,8 +231,16 @@ def write_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, indent=2) + "\n")
 
 
+def write_vocabulary(folder: Path, vocabulary: Tokenizer | None) -> None:
+    """Write `vocabulary.json`, or remove that of another model."""
+    if vocabulary is None:
+        (folder / "vocabulary.json").unlink(missing_ok=True)
+    else:
+        vocabulary.save(folder / "vocabulary.json")
+
+
 @contextmanager
-def naming(source: Path | str) -> Iterator[None]:
+def naming(source: Path) -> Iterator[None]:
     """Put the name of a file before a mistake found in it."""
     try:
         yield

@@ -1,201 +1,333 @@
-"""Checkpoints in one file: NVIDIA's, and what the published code's own environment exports of its `model.pt`."""
+"""Models of the published code and its ports: `transformers`' TransfoXL in and out, NVIDIA's and the published in.
+
+All have the published code's names of settings and tensors, but for a prefix. Its pickled vocabularies are read too.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import UserError
-from transformer_xl.interop.native import Record, naming, with_weights
-from transformer_xl.interop.reference import Reference, read_config
-from transformer_xl.interop.vocabularies import make_vocabulary, require_size, symbols_of
-from transformer_xl.model.base import LanguageModel
+from transformer_xl.data.tokenizer import UNK, Tokenizer
+from transformer_xl.data.words import EOS, WikitextTokenizer, WordTokenizer
+from transformer_xl.errors import UserError, atomic_write, first_line
+from transformer_xl.interop.native import (
+    Record,
+    current_config,
+    naming,
+    with_weights,
+    write_json,
+    write_tensors,
+    write_vocabulary,
+)
+from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model_config import TransformerConfig, parse_model
 
-_NVIDIA = ("model_config", "model_state")
-_UNTOLD = ("pre_lnorm", "mem_len", "clamp_len", "same_length")
-"""What changes the model's function and leaves no trace in the weights."""
+MODEL_TYPE = "transfo-xl"
+_SAME = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val", "cutoffs", "mem_len", "same_length")
+"""Settings that are called here as there."""
+_NEEDED = (*_SAME, "tie_projs", "pre_lnorm", "clamp_len")
+_DEFAULTS = {"untie_r": False, "dropout": 0.0, "dropatt": 0.0, "init_std": 0.02, "proj_init_std": 0.01}
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "attn_type": (0,),
+    "layer_norm_epsilon": (1e-5,),
+    "ext_len": (0, None),
+    "sample_softmax": (-1, 0),
+}
+"""What has one value here; a value that a source does not give is taken to be that one."""
+_NAMES = (
+    ("word_emb.emb_layers.#.weight", "embedding.weights.#"),
+    ("word_emb.emb_projs.#", "embedding.projections.#"),
+    ("crit.out_layers.#.weight", "softmax.weights.#"),
+    ("crit.out_layers.#.bias", "softmax.biases.#"),
+    ("crit.out_projs.#", "softmax.projections.#"),
+    ("crit.cluster_", "softmax.cluster_"),
+    ("dec_attn.r_net.", "attention.position."),
+    ("dec_attn.o_net.", "attention.output."),
+    ("dec_attn.layer_norm.", "attention_norm."),
+    ("pos_ff.CoreNet.", "feed_forward."),
+    ("pos_ff.layer_norm.", "feed_forward_norm."),
+    ("crit.out_layers_weights.#", "softmax.weights.#"),  # this and the next are NVIDIA's
+    ("crit.out_layers_biases.#", "softmax.biases.#"),
+)
+"""Parts of tensors' names there and here; # is a number."""
+_BIASES = {"content_bias": "r_w_bias", "position_bias": "r_r_bias"}
+_QUERY, _KEY_VALUE, _JOINED = "attention.query.weight", "attention.key_value.weight", "dec_attn.qkv_net.weight"
+_UNUSED = re.compile(r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+")
+"""The frequencies of the sinusoids, which follow from D, and NVIDIA's copies of the projections."""
 
 
-def from_nvidia(path: Path, contents: Mapping[str, Any]) -> LanguageModel:
-    """Make the model of a checkpoint of NVIDIA's DeepLearningExamples.
+def from_folder(file: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LanguageModel:
+    """Return the model of a folder that `save_pretrained` of `transformers`' TransfoXL wrote.
 
-    Its `same_length` lets each token see `mem_len` + 1 keys, one more than the paper's, which is then `mem_len` here.
+    Args:
+        file: of its weights, for messages.
+        description: what its `config.json` holds.
+        tensors: of its weights; tied copies may be missing.
+
+    Raises:
+        UserError: its parts do not fit, or ask for what this program does not have.
+    """
+    return _make(file, description, tensors, last_tail_first=False)
+
+
+def from_checkpoint(path: Path, contents: Mapping[str, Any]) -> LanguageModel:
+    """Return the model of a checkpoint of NVIDIA's DeepLearningExamples, or of weights that `EXPORT` wrote.
+
+    NVIDIA's `same_length` lets each token see `mem_len` + 1 keys, one more than the paper's, which is then `mem_len`.
 
     Args:
         path: for messages.
-        contents: the dictionary that the file held.
+        contents: of the file.
 
     Raises:
-        UserError: a part is missing or does not fit, or asks for what this program does not have.
+        UserError: its parts do not fit, or ask for what this program does not have.
     """
-    with naming(path):
-        described, tensors = contents["model_config"], _tensors(contents["model_state"])
-        if not isinstance(described, dict):
-            raise UserError("model_config must be a dictionary")
-        vocab_size = described.get("n_token")
-        if type(vocab_size) is not int or vocab_size < 1:
-            raise UserError(f"model_config.n_token is {vocab_size!r}, and must be a whole number above 0")
-        values = {**described, "untie_r": False, **_initial(contents.get("args"))}
-        if values.get("same_length") is True and type(values.get("mem_len")) is int:
-            values["mem_len"] += 1
-        config = read_config(values, vocab_size=vocab_size)
-        shared = {name: name for name in tensors if name.startswith("crit.shared_out_projs.")}
-        reference = Reference(
-            config,
-            vocab_size=vocab_size,
-            spell=_spell_nvidia,
-            last_tail_first=True,
-            more_copies={name: name.replace("crit.shared_out_projs.", "word_emb.emb_projs.") for name in shared},
-        )
-        weights = reference.to_native(tensors)
-    model = with_weights(path, config, vocab_size=vocab_size, weights=weights)
-    vocabulary = contents.get("vocab")
-    if isinstance(vocabulary, Record) and "idx2sym" in vars(vocabulary):
-        with naming(path):
-            symbols = symbols_of(vars(vocabulary))
-            require_size(len(symbols), vocab_size=vocab_size)
-            model.vocabulary = make_vocabulary(symbols, vars(vocabulary), source=path, moses=False)
+    if "model_config" not in contents:
+        return _make(path, contents, contents["state_dict"], last_tail_first=True)
+    values = dict(contents["model_config"])
+    values["mem_len"] += bool(values["same_length"])
+    model = _make(path, values, contents["model_state"], last_tail_first=True)
+    if isinstance(contents.get("vocab"), Record):
+        model.vocabulary = _vocabulary(vars(contents["vocab"]), moses=False)
     return model
 
 
-def from_export(path: Path, contents: Mapping[str, Any]) -> LanguageModel:
-    """Make the model of the published code from its state dictionary and the few attributes that it does not tell.
+def _make(
+    source: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, last_tail_first: bool
+) -> LanguageModel:
+    vocab_size = values.get("vocab_size", values.get("n_token"))
+    with naming(source):
+        if type(vocab_size) is not int:
+            raise UserError(f"vocab_size is {vocab_size!r}, and must be a whole number")
+        config = read_config(values)
+    weights = to_native(tensors, config, vocab_size=vocab_size, last_tail_first=last_tail_first)
+    return with_weights(source, config, vocab_size=vocab_size, weights=weights)
 
-    Args:
-        path: for messages.
-        contents: `state_dict`, the attributes, and perhaps `symbols`, the vocabulary's `idx2sym`.
+
+def read_config(values: Mapping[str, Any]) -> TransformerConfig:
+    """Return the configuration that settings under the published code's names describe.
 
     Raises:
-        UserError: a part is missing or does not fit, or asks for what this program does not have.
+        UserError: a value is missing, impossible, or asks for what this program does not have.
     """
-    with naming(path):
-        missing = [name for name in _UNTOLD if name not in contents]
-        if missing:
-            raise UserError(f"weights do not tell {', '.join(missing)}, which must stand beside state_dict")
-        tensors = _tensors(contents["state_dict"])
-        told = {name: value for name, value in contents.items() if name != "state_dict"}
-        values = {**told, **_sizes(tensors, cutoffs=told.get("cutoffs"))}
-        vocab_size = sum(len(table) for table in _numbered(tensors, "word_emb.emb_layers.{}.weight"))
-        config = read_config(values, vocab_size=vocab_size)
-        reference = Reference(config, vocab_size=vocab_size, spell=str, last_tail_first=True)
-        weights = reference.to_native(tensors)
-    model = with_weights(path, config, vocab_size=vocab_size, weights=weights)
-    if "symbols" in contents:
-        with naming(path):
-            symbols = symbols_of({"idx2sym": contents["symbols"]})
-            require_size(len(symbols), vocab_size=vocab_size)
-            model.vocabulary = make_vocabulary(symbols, contents, source=path, moses=False)
-    return model
+    for name, allowed in _FIXED.items():
+        if values.get(name, allowed[0]) not in allowed:
+            raise UserError(f"{name} is {values[name]!r}, and this program has only {allowed[0]!r}")
+    if missing := [name for name in _NEEDED if name not in values]:
+        raise UserError(f"it lacks {', '.join(missing)}")
+    clusters = len(values["cutoffs"]) + 1
+    return parse_model(  # type: ignore[return-value]
+        {
+            "kind": "transformer",
+            "position": {"kind": "relative"},
+            "norm": "layer",
+            "feed_forward": "relu",
+            "attention": "auto",
+            "variational_dropout": False,
+            **{name: values[name] for name in _SAME},
+            **{name: values.get(name, default) for name, default in _DEFAULTS.items()},
+            "pre_norm": values["pre_lnorm"],
+            "tie_weights": values.get("tie_word_embeddings", values.get("tie_weight", True)),
+            "tie_projs": [*values["tie_projs"], *[False] * (clusters - len(values["tie_projs"]))],
+            "clamp_len": None if values["clamp_len"] in (-1, 0) else values["clamp_len"],
+        }
+    )
 
 
-def is_nvidia(contents: Mapping[str, Any]) -> bool:
-    """Tell whether a file's dictionary is a checkpoint of NVIDIA's."""
-    return all(name in contents for name in _NVIDIA)
-
-
-def is_export(contents: Mapping[str, Any]) -> bool:
-    """Tell whether a file's dictionary has weights of the published code, with whatever beside them."""
-    return isinstance(contents.get("state_dict"), dict) and "word_emb.emb_layers.0.weight" in contents["state_dict"]
-
-
-def _sizes(tensors: Mapping[str, Tensor], *, cutoffs: Any) -> dict[str, Any]:
-    """Derive sizes and ties from the shapes and equality of the published code's tensors.
+def to_native(
+    tensors: Mapping[str, Tensor], config: TransformerConfig, *, vocab_size: int, last_tail_first: bool
+) -> dict[str, Tensor]:
+    """Return weights (or their gradients) under our names.
 
     Args:
-        tensors: of the state dictionary.
-        cutoffs: as told beside it; of one table the shapes tell only how many there are.
+        tensors: under the published code's names, or those of a port; tied copies may be missing.
+        config: of the model.
+        vocab_size: V.
+        last_tail_first: whether column -c of the shortlist's softmax stands for tail c, as in the published code;
+            in TensorFlow's and transformers' column c does.
     """
-    tables = _numbered(tensors, "word_emb.emb_layers.{}.weight")
-    projections = _numbered(tensors, "word_emb.emb_projs.{}")
-    attention = _needed(tensors, "layers.0.dec_attn.qkv_net.weight", dimensions=2)
-    untie_r = "r_w_bias" not in tensors
-    bias = _needed(tensors, "layers.0.dec_attn.r_w_bias" if untie_r else "r_w_bias", dimensions=2)
-    if any(table.dim() != 2 for table in tables):
-        raise UserError("the tensors word_emb.emb_layers must have 2 dimensions")
-    d_model, d_embed = attention.shape[1], tables[0].shape[1]
-    tails = len(tensors.get("crit.cluster_bias", ()))
-    if len(tables) > 1:
-        cutoffs = torch.tensor([len(table) for table in tables]).cumsum(0)[:-1].tolist()
-    elif not tails:
-        cutoffs = []
-    elif not isinstance(cutoffs, list | tuple) or len(cutoffs) != tails:
-        raise UserError(
-            f"cutoffs is {cutoffs!r}, and must be the list of the {tails} cutoffs, which one table does not tell"
-        )
-    # one table with a projection that it does not need for its width was made with some div_val above 1
-    div_val = _div_val(tables) if len(tables) > 1 else 2 if projections and d_embed == d_model else 1
-    return {
-        "n_layer": len(_numbered(tensors, "layers.{}.dec_attn.qkv_net.weight")),
-        "d_model": d_model,
-        "n_head": bias.shape[0],
-        "d_head": bias.shape[1],
-        "d_inner": len(_needed(tensors, "layers.0.pos_ff.CoreNet.0.weight", dimensions=2)),
-        "d_embed": d_embed,
-        "cutoffs": list(cutoffs),
-        "div_val": div_val,
-        "untie_r": untie_r,
-        "tie_weight": all(
-            _equal(tensors, f"crit.out_layers.{number}.weight", f"word_emb.emb_layers.{number}.weight")
-            for number in range(len(tables))
-        ),
-        "tie_projs": [
-            _equal(tensors, f"crit.out_projs.{cluster}", f"word_emb.emb_projs.{cluster if len(tables) > 1 else 0}")
-            for cluster in range(len(cutoffs) + 1)
-            if projections
-        ],
+    weights: dict[str, Tensor] = {}
+    for theirs, tensor in tensors.items():
+        name = _renamed(theirs.removeprefix("transformer."), _NAMES)
+        if name.endswith(_JOINED):
+            rows = len(tensor) // 3
+            weights[name.replace(_JOINED, _QUERY)] = tensor[:rows].clone()
+            weights[name.replace(_JOINED, _KEY_VALUE)] = tensor[rows:].clone()
+        elif not _UNUSED.fullmatch(name):
+            is_flipped = last_tail_first and name.startswith("softmax.cluster_")
+            weights[name] = tensor.flip(0) if is_flipped else tensor
+    for ours, theirs in _BIASES.items():
+        names = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
+        biases = [weights.pop(name) for name in (names if config.untie_r else [theirs, *names]) if name in weights]
+        if biases:
+            weights[ours] = torch.stack(biases if config.untie_r else biases[:1])
+    with torch.device("meta"):
+        own = make_model(config, vocab_size=vocab_size).state_dict().keys()
+    for name in [name for name in weights if name.startswith("softmax.") and name not in own]:
+        original = name.replace("softmax.", "embedding.")
+        if original not in own and "projections" in name:
+            original = "embedding.projections.0"
+        weights.setdefault(original, weights.pop(name))
+    return weights
+
+
+def save_transformers(model: LanguageModel, folder: str | os.PathLike[str]) -> None:
+    """Write a folder that `transformers` 4.37's `TransfoXLLMHeadModel.from_pretrained` reads.
+
+    Tied tensors are written once, as its own `save_pretrained` does. What only training knows
+    (`variational_dropout`) is lost.
+
+    Raises:
+        UserError: the model is of a kind that the format does not have.
+    """
+    config = current_config(model)
+    published = ("relative", "layer", "relu")
+    if (
+        not isinstance(config, TransformerConfig)
+        or (config.position.kind, config.norm, config.feed_forward) != published
+    ):
+        raise UserError(f"the model is {config.label}, and the format of transformers has only the published network")
+    if config.clamp_len == 0:
+        raise UserError("model.clamp_len is 0, which transformers reads as no limit")
+    tensors = _from_native(model.state_dict(), untie_r=config.untie_r)
+    clusters: Any = model.softmax.clusters
+    target = Path(os.path.expanduser(folder))
+    target.mkdir(parents=True, exist_ok=True)
+    description = {
+        "architectures": ["TransfoXLLMHeadModel"],
+        "model_type": MODEL_TYPE,
+        "transformers_version": "4.37.2",
+        "torch_dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
+        "vocab_size": model.vocab_size,
+        "adaptive": True,
+        **{name: values[0] for name, values in _FIXED.items() if name != "ext_len"},
+        **{name: getattr(config, name) for name in (*_SAME, *_DEFAULTS)},
+        "d_embed": config.d_embed or config.d_model,
+        "cutoffs": list(clusters.edges[1:-1]),
+        "tie_projs": list(clusters.tied_projections),
+        "tie_word_embeddings": config.tie_weights,
+        "pre_lnorm": config.pre_norm,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "eos_token_id": _write_vocabularies(target, model.vocabulary),
     }
+    # else transformers warns of a tensor that it makes itself
+    frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model))
+    write_tensors(target / "model.safetensors", {**tensors, "transformer.pos_emb.inv_freq": frequencies}, format="pt")
+    write_json(target / "config.json", description)
 
 
-def _div_val(tables: list[Tensor]) -> int:
-    """Find the divisor that makes the tables' widths from the first one's; the smallest where several do."""
-    widths = [table.shape[1] for table in tables]
-    for divisor in range(2, widths[0] + 1):
-        if widths == [widths[0] // divisor**cluster for cluster in range(len(widths))]:
-            return divisor
-    raise UserError(f"the tables of word_emb.emb_layers have widths {widths}, which no div_val gives")
+def _from_native(weights: Mapping[str, Tensor], *, untie_r: bool) -> dict[str, Tensor]:
+    """Return each tensor once, under TransfoXL's names."""
+    tensors: dict[str, Tensor] = {}
+    for ours, tensor in weights.items():
+        name = _renamed(ours, [(here, there) for there, here in _NAMES])
+        if ours in _BIASES and untie_r:
+            tensors |= {f"layers.{layer}.dec_attn.{_BIASES[ours]}": bias for layer, bias in enumerate(tensor)}
+        elif ours in _BIASES:
+            tensors[_BIASES[ours]] = tensor[0]
+        elif name.endswith(_QUERY):
+            key_value = weights[ours.replace(_QUERY, _KEY_VALUE)]
+            tensors[name.replace(_QUERY, _JOINED)] = torch.cat([tensor, key_value])
+        elif not name.endswith(_KEY_VALUE):
+            tensors[name] = tensor
+    return {name if name.startswith("crit.") else f"transformer.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _equal(tensors: Mapping[str, Tensor], copy: str, original: str) -> bool:
-    """Tell whether a tensor that may be tied is; one that was not written is."""
-    return copy not in tensors or (original in tensors and torch.equal(tensors[copy], tensors[original]))
+def _renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
+    for before, after in parts:
+        if found := re.search(re.escape(before).replace(r"\#", r"(\d+)"), name):
+            number = found[1] if "#" in before else ""
+            return name[: found.start()] + after.replace("#", number) + name[found.end() :]
+    return name
 
 
-def _numbered(tensors: Mapping[str, Tensor], pattern: str) -> list[Tensor]:
-    """Give the tensors whose names count up from 0."""
-    found: list[Tensor] = []
-    while pattern.format(len(found)) in tensors:
-        found.append(tensors[pattern.format(len(found))])
-    return found
+def read_vocabulary(path: Path) -> Tokenizer | None:
+    """Read a `vocab.pkl` of TransfoXLTokenizer's, of whose objects none is made and whose names are never imported.
+
+    Returns:
+        The vocabulary; None where its symbols are not words among which are `<eos>`, the first, and `<unk>`.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        if zipfile.is_zipfile(path):  # written by `torch.save`
+            with zipfile.ZipFile(path) as archive:
+                name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+                attributes = _Unpickler(BytesIO(archive.read(name))).load()
+        else:
+            with path.open("rb") as file:
+                attributes = _Unpickler(file).load()
+                if isinstance(attributes, int):  # `torch.save` as before 1.6: a magic number, a version, sizes
+                    attributes = [_Unpickler(file).load() for _ in range(3)][-1]
+        return _vocabulary(attributes, moses=True)
+    except Exception as error:  # an unpickler raises whatever a damaged stream makes it stumble over
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
 
 
-def _needed(tensors: Mapping[str, Tensor], name: str, *, dimensions: int) -> Tensor:
-    if name not in tensors:
-        raise UserError(f"the tensor {name} is missing")
-    if tensors[name].dim() != dimensions:
-        raise UserError(f"the tensor {name} has shape {tuple(tensors[name].shape)}, and must have {dimensions} axes")
-    return tensors[name]
+class _Unpickler(pickle.Unpickler):
+    """Reads plain containers; each class or function that a pickle names becomes one that keeps and does nothing."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, encoding="utf-8")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "collections" and name in ("OrderedDict", "Counter"):
+            return dict
+        return set if name in ("set", "frozenset") else _Inert
 
 
-def _tensors(value: Any) -> dict[str, Tensor]:
-    if not isinstance(value, dict) or not all(isinstance(tensor, Tensor) for tensor in value.values()):
-        raise UserError("the weights must be a dictionary of tensors")
-    return value
+class _Inert:
+    """An object that keeps nothing; its `__setstate__` also keeps a pickle from setting attributes of the class."""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
-def _initial(arguments: Any) -> dict[str, Any]:
-    """Give the initial spreads that NVIDIA's `args` hold."""
-    names = ("init_std", "proj_init_std")
-    return {name: vars(arguments)[name] for name in names if isinstance(arguments, Record) and name in vars(arguments)}
+def _vocabulary(attributes: Mapping[str, Any], *, moses: bool) -> Tokenizer | None:
+    """Return the vocabulary that splits text as its program did: by Moses' rules, or at white space."""
+    symbols, lower_case = attributes["idx2sym"], attributes.get("lower_case") is True
+    if attributes.get("delimiter") is not None or symbols[0] != EOS or UNK not in symbols:
+        return None
+    return WikitextTokenizer(symbols) if moses and not lower_case else WordTokenizer(symbols, lower_case=lower_case)
 
 
-def _spell_nvidia(name: str) -> str:
-    return re.sub(r"^crit\.out_layers\.(\d+)\.(weight|bias)$", _plural, name)
-
-
-def _plural(match: re.Match[str]) -> str:
-    return f"crit.out_layers_{match[2]}{'s' if match[2] == 'weight' else 'es'}.{match[1]}"
+def _write_vocabularies(folder: Path, vocabulary: Tokenizer | None) -> int | None:
+    """Write `vocabulary.json`, and for words `vocab.pkl`, which TransfoXLTokenizer reads; return the id of `<eos>`."""
+    write_vocabulary(folder, vocabulary)
+    (folder / "vocab.pkl").unlink(missing_ok=True)
+    description: Mapping[str, Any] = {} if vocabulary is None else vocabulary.to_json()
+    symbols = description.get("symbols", [])
+    if EOS not in symbols:
+        return None
+    ids = {symbol: number for number, symbol in enumerate(symbols)}
+    attributes = {
+        "special": [EOS],
+        "lower_case": description.get("lower_case", False),
+        "delimiter": None,
+        "idx2sym": symbols,
+        "sym2idx": ids,
+        "eos_idx": ids[EOS],
+        "unk_idx": ids.get(UNK),
+    }
+    with atomic_write(folder / "vocab.pkl", "wb") as file:
+        pickle.dump(attributes, file, protocol=2)
+    return ids[EOS]

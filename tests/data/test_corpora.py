@@ -1,4 +1,4 @@
-"""Which files belong to a corpus and its splits: texts, ids, the standard library, the paper's corpora in each form."""
+"""Which files belong to a corpus and its splits: texts, ids, the standard library."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.data.corpora import PUBLISHED, published_sources, stdlib_sources, text_sources
-from transformer_xl.data.download import WebFile
+from transformer_xl.data.corpora import stdlib_sources, text_sources
 from transformer_xl.data.files import Cut, Source, Sources, split_of_name
 from transformer_xl.data.token_ids import token_sources
-from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig, TokensConfig
+from transformer_xl.data_config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 
 TextConfigs = Callable[..., TextConfig]
-PublishedConfigs = Callable[..., PublishedConfig]
 TokensConfigs = Callable[..., TokensConfig]
 SPLITS = ("train", "valid", "test")
-FOLDER = "1-billion-word-language-modeling-benchmark-r13output"
-TRAINING = "training-monolingual.tokenized.shuffled"
-HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
 
 
 def fill(folder: Path, *names: str, data: bytes = b"1 2 3 4 ") -> Path:
@@ -39,8 +34,8 @@ def found(find: Callable[..., Sources], config: Any) -> Sources:
 
 
 def told(sources: tuple[Source, ...]) -> list[str]:
-    """What is told of where texts lie: file, member and column."""
-    return ["|".join(filter(None, [one.file.name, one.member, one.field])) for one in sources]
+    """What is told of where texts lie: file and column."""
+    return ["|".join(filter(None, [one.file.name, one.field])) for one in sources]
 
 
 def splits_of(sources: Sources) -> dict[str, list[str]]:
@@ -170,161 +165,3 @@ def test_ids_that_are_none_are_named(
     folder = fill(tmp_path / "in", name, data=b"123456")
     with pytest.raises(UserError, match=said):
         found(token_sources, tokens_config(**{"path": folder, **changes}))
-
-
-PLAIN = [
-    ("wikitext103", "wiki.{}.tokens"),
-    ("wikitext103", "wikitext-103/wiki.{}.tokens"),
-    ("wikitext103", "{}.txt"),
-    ("wikitext2", "wikitext-2/wiki.{}.tokens"),
-    ("ptb", "{}.txt"),
-    ("ptb", "ptb.{}.txt"),
-    ("ptb", "simple-examples/data/ptb.{}.txt"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name"), PLAIN)
-def test_a_text_file_per_split(kind: str, name: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    names = [name.format(split) for split in SPLITS]
-    fill(tmp_path / kind, *names, "wikitext-103-v1.zip", "simple-examples.tgz")
-    sources = found(published_sources, published_config(kind))
-    assert splits_of(sources) == {split: [name.format(split)] for split in SPLITS}
-    assert [file.name for file in sources.files] == names
-    assert (sources.cut, sources.notes, sources.location) == (None, (), (tmp_path / kind).resolve())
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "member"),
-    [
-        ("wikitext103", "wikitext-103-v1.zip", "wikitext-103/wiki.{}.tokens"),
-        ("wikitext2", "wikitext-2-v1.zip", "wikitext-2/wiki.{}.tokens"),
-        ("ptb", "simple-examples.tgz", "simple-examples/data/ptb.{}.txt"),
-    ],
-)
-def test_an_archive_with_a_file_per_split(
-    kind: str, name: str, member: str, tmp_path: Path, published_config: PublishedConfigs
-) -> None:
-    fill(tmp_path / kind, name)
-    sources = found(published_sources, published_config(kind))
-    assert splits_of(sources) == {split: [f"{name}|{member.format(split)}"] for split in SPLITS}
-    assert all(one.limit for texts in sources.splits.values() for one in texts)
-    assert [file.name for file in sources.files] == [name]
-
-
-@pytest.mark.parametrize(
-    ("kind", "place", "names", "field"),
-    [
-        ("wikitext103", "", "train-00000-of-00002 train-00001-of-00002 validation test-00000-of-00001", "text"),
-        ("wikitext2", "wikitext-2-v1/", "train-00000-of-00001 validation test", "text"),
-        ("text8", "data/", "train-00000-of-00001 validation test", "text"),
-        ("ptb", "penn_treebank/", "train/0000 validation/0000 test/0000", "sentence"),
-    ],
-)
-def test_the_hubs_tables(
-    kind: str, place: str, names: str, field: str, tmp_path: Path, published_config: PublishedConfigs
-) -> None:
-    listed = [f"{place}{name}.parquet" for name in names.split()]
-    fill(tmp_path / kind, *listed)
-    sources = found(published_sources, published_config(kind))
-    assert splits_of(sources) == {
-        split: [f"{name}|{field}" for name in listed if name.startswith(place + split)] for split in SPLITS
-    }
-    assert [file.name for file in sources.files] == listed
-
-
-@pytest.mark.parametrize("kind", ["enwik8", "text8"])
-def test_one_text_that_is_cut(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    folder = fill(tmp_path / kind, f"{kind}.zip")
-    sources = found(published_sources, published_config(kind))
-    assert (splits_of(sources), sources.notes) == ({"train": [f"{kind}.zip|{kind}"]}, ())
-    with (folder / kind).open("wb") as file:
-        file.truncate(100_000_000)  # a sparse file takes no room
-    sources = found(published_sources, published_config(kind))
-    assert (splits_of(sources), sources.notes) == ({"train": [kind]}, ()), "a plain file comes before an archive"
-    assert sources.cut == Cut("bytes", valid=0.05, test=0.05)
-    (folder / kind).write_bytes(b"abc")
-    (note,) = found(published_sources, published_config(kind)).notes
-    assert note.startswith(f"{kind} has 3 bytes here, and 100,000,000 where it was published; it is cut at")
-
-
-@pytest.mark.parametrize("below", ["", f"{FOLDER}/"])
-def test_sentences_as_unpacked(below: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    training = [f"{below}{TRAINING}/news.en-{number:05}-of-00100" for number in range(100)]
-    folder = fill(tmp_path / "lm1b", *training, below + HELD_OUT)
-    sources = found(published_sources, published_config("lm1b"))
-    held_out = [below + HELD_OUT]
-    assert splits_of(sources) == {"train": training[1:], "valid": held_out, "test": held_out}
-    assert (len(sources.files), sources.vocabulary) == (100, None)
-    (note,) = sources.notes
-    assert note.startswith("lm1b's 1b_word_vocab.txt is not here")
-    fill(folder, "1b_word_vocab.txt")
-    (folder / training[7]).unlink()
-    sources = found(published_sources, published_config("lm1b"))
-    assert sources.vocabulary == sources.files[-1]
-    assert sources.notes == ("lm1b has 98 of its 99 training files here",)
-
-
-def test_sentences_in_their_archive_or_in_tables(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    archive = f"{FOLDER}.tar.gz"
-    folder = fill(tmp_path / "lm1b", archive, "1b_word_vocab.txt")
-    sources = found(published_sources, published_config("lm1b"))
-    members = [f"{archive}|{FOLDER}/{TRAINING}/news.en-{number:05}-of-00100" for number in range(1, 100)]
-    held_out = [f"{archive}|{FOLDER}/{HELD_OUT}"]
-    assert splits_of(sources) == {"train": members, "valid": held_out, "test": held_out}
-    assert [file.name for file in sources.files] == [archive, "1b_word_vocab.txt"]
-    (folder / archive).unlink()
-    fill(folder, "plain_text/train/0000.parquet", "plain_text/train/0001.parquet", "plain_text/test/0000.parquet")
-    sources = found(published_sources, published_config("lm1b"))
-    assert [len(texts) for texts in sources.splits.values()] == [2, 1, 1]
-    assert "the whole held-out text, of which the published preparation takes the first of 50" in sources.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "names", "lacking"),
-    [
-        ("wikitext103", [], "wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens"),
-        ("wikitext103", ["wiki.train.tokens", "wiki.test.tokens"], "wiki.valid.tokens"),
-        ("wikitext2", ["wikitext-2/wiki.train.tokens"], "wikitext-2/wiki.valid.tokens, wikitext-2/wiki.test.tokens"),
-        (
-            "wikitext103",
-            ["train-00001-of-00002.parquet", "test-00000-of-00001.parquet"],
-            "train*.parquet, validation*.parquet",
-        ),
-        ("ptb", ["ptb.train.txt", "train.txt", "valid.txt"], "test.txt"),
-        ("enwik8", ["text8"], "enwik8"),
-        ("lm1b", [HELD_OUT], f"{TRAINING}/news.en-*-of-00100"),
-    ],
-)
-def test_what_lacks_is_named(
-    kind: str, names: list[str], lacking: str, tmp_path: Path, published_config: PublishedConfigs
-) -> None:
-    folder = fill(tmp_path / kind, *names)
-    with pytest.raises(UserError) as refused:
-        found(published_sources, published_config(kind))
-    assert str(refused.value).startswith(
-        f"data.dir is {str(folder)!r}, where {lacking} cannot be found, and must name the folder that holds "
-    )
-
-
-@pytest.mark.parametrize("kind", ["enwik8", "text8"])
-def test_a_file_that_is_not_there_or_empty_is_named(
-    kind: str, tmp_path: Path, published_config: PublishedConfigs
-) -> None:
-    for directory, said in (
-        (str(tmp_path / "none"), f"which is no folder here, and must name the folder .* file {kind}"),
-        ("", r"data\.dir is '', and must name the folder"),
-        (
-            None,
-            rf"data\.download is false and data\.dir is not set, .*where {kind} cannot be found; put its files",
-        ),
-        (str(fill(tmp_path / "empty", kind, data=b"")), f"where {kind} is empty"),
-    ):
-        with pytest.raises(UserError, match=said):
-            found(published_sources, published_config(kind, dir=directory))
-
-
-def test_every_corpus_has_two_addresses_and_checksums() -> None:
-    for corpus in PUBLISHED.values():
-        assert len(corpus.addresses) >= 2
-        files = [one for one in (*corpus.addresses, *corpus.words) if isinstance(one, WebFile)]
-        assert all(len(file.sha256) == 64 for file in files)

@@ -1,18 +1,31 @@
-"""The published corpora, from small files of their form."""
+"""The paper's corpora: from their text files, and fetched from addresses of which some are dead."""
 
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import tarfile
+import threading
+import zipfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from tests.interop.hub_server import HubServer, hub_on_this_machine
 from transformer_xl.data import build
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import RankedByteTokenizer
-from transformer_xl.data.corpora import published_sources
+from transformer_xl.data.corpora import PUBLISHED, published_sources
 from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.download import HubTables, WebFile
 from transformer_xl.data.files import Cut, Sources
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig
@@ -20,8 +33,10 @@ from transformer_xl.errors import UserError
 from transformer_xl.settings import replace
 
 PublishedConfigs = Callable[..., PublishedConfig]
+SPLITS = ("train", "valid", "test")
 TRAINING = "training-monolingual.tokenized.shuffled"
 HELD_OUT = "heldout-monolingual.tokenized.shuffled"
+INSIDE = "1-billion-word-language-modeling-benchmark-r13output"
 
 
 def write(path: Path, data: str | bytes) -> Path:
@@ -49,25 +64,24 @@ def text_of(corpus: Corpus, split: str) -> str:
     return corpus.vocabulary.decode(corpus.splits[split])
 
 
-@pytest.mark.parametrize("kind", ["wikitext103", "wikitext2"])
-def test_wikitext_from_its_published_files(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    for split in ("test", "train", "valid"):
-        write(tmp_path / kind / f"wiki.{split}.tokens", f" = {split} = \n")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("wikitext103", "wiki.{}.tokens"),
+        ("wikitext103", "wikitext-103/wiki.{}.tokens"),
+        ("wikitext2", "{}.txt"),
+        ("ptb", "simple-examples/data/ptb.{}.txt"),
+    ],
+)
+def test_a_text_file_per_split(kind: str, name: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
+    for split in SPLITS:
+        write(tmp_path / kind / name.format(split), f" = {split} = \n")
     config = published_config(kind)
-    found, lines = opened(config)
-    assert {split: text_of(found, split) for split in found.splits} == {
-        split: f"= {split} =\n" if split == "train" or kind == "wikitext2" else "= <unk> =\n" for split in found.splits
-    }
-    assert len(lines) == 2
-    assert found.name == kind
-    (tmp_path / kind / "wiki.valid.tokens").unlink()
-    with pytest.raises(UserError, match=r"data\.dir is .*wiki.*, where wiki\.valid\.tokens cannot be found") as refused:
-        found_by(config)
-    assert f"the folder that holds {kind}'s wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens" in str(
-        refused.value
-    )
-    write(tmp_path / kind / "wiki.valid.tokens", b"")
-    with pytest.raises(UserError, match=r"data\.dir is .*wiki\.valid\.tokens is empty"):
+    sources = found_by(config)
+    assert [file.name for file in sources.files] == [name.format(split) for split in SPLITS]
+    assert (sources.cut, sources.notes, sources.location) == (None, (), (tmp_path / kind).resolve())
+    write(tmp_path / kind / name.format("valid"), b"")
+    with pytest.raises(UserError, match=r"data\.dir is .*, which lacks \S*\.valid\.\w+ or valid\.txt: put"):
         found_by(config)
 
 
@@ -75,32 +89,15 @@ def test_words_are_counted_where_the_published_code_counts_them(
     tmp_path: Path, published_config: PublishedConfigs
 ) -> None:
     symbols = {}
-    for kind in ("wikitext103", "wikitext2"):
+    for kind in ("wikitext103", "wikitext2", "ptb"):
         for split, text in (("train", "b a <unk> a\n\n"), ("valid", "c b c c\n"), ("test", "B d b\n")):
-            write(tmp_path / kind / f"wiki.{split}.tokens", text)
+            write(tmp_path / kind / f"{split}.txt", text)
         vocabulary = opened(published_config(kind))[0].vocabulary
         assert isinstance(vocabulary, WordTokenizer)
-        assert not vocabulary.options["lower_case"]
         symbols[kind] = vocabulary.symbols
     assert symbols["wikitext103"] == ("<eos>", "a", "b", "<unk>")
     assert symbols["wikitext2"] == ("<eos>", "b", "c", "a", "<unk>", "B", "d")
-
-
-@pytest.mark.parametrize("name", ["{}.txt", "ptb.{}.txt"])
-def test_the_penn_treebank_is_in_lower_case(name: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    for split, text in (("train", " a N <unk> b N \n"), ("valid", " n \n"), ("test", " N c \n")):
-        write(tmp_path / "ptb" / name.format(split), text)
-    found, _ = opened(published_config("ptb"))
-    assert isinstance(found.vocabulary, WordTokenizer)
-    assert found.vocabulary.symbols == ("<eos>", "n", "a", "<unk>", "b", "c")
-    assert text_of(found, "test") == "n c\n"
-    assert found.vocabulary.encode("A N").tolist() == [2, 1]
-    assert found.unknown == {"train": 0, "valid": 0, "test": 0}
-
-
-def test_no_treebank_at_all(published_config: PublishedConfigs) -> None:
-    with pytest.raises(UserError, match=r"must name .*ptb's train\.txt, valid\.txt, test\.txt or ptb\.train\.txt, "):
-        found_by(published_config("ptb"))
+    assert symbols["ptb"] == ("<eos>", "b", "c", "a", "<unk>", "d"), "in lower case"
 
 
 ENWIK8 = ("<page>\u00e9\u6771\n" * 200).encode()
@@ -108,7 +105,7 @@ ENWIK8 = ("<page>\u00e9\u6771\n" * 200).encode()
 
 def test_enwik8_is_its_bytes_without_line_ends(tmp_path: Path, published_config: PublishedConfigs) -> None:
     write(tmp_path / "enwik8" / "enwik8", ENWIK8)
-    found, lines = opened(published_config("enwik8"))
+    found, _ = opened(published_config("enwik8"))
     assert isinstance(found.vocabulary, RankedByteTokenizer)
     parts = (ENWIK8[: len(ENWIK8) * 90 // 100], ENWIK8[len(ENWIK8) * 90 // 100 : len(ENWIK8) * 95 // 100])
     for split, part in zip(("train", "valid"), parts, strict=True):
@@ -117,70 +114,32 @@ def test_enwik8_is_its_bytes_without_line_ends(tmp_path: Path, published_config:
     assert sum(found.counts().values()) == len(ENWIK8) - 200
     counts = Counter(ENWIK8.replace(b"\n", b""))
     assert list(found.vocabulary.values) == [value for value, _ in counts.most_common()]
-    assert found.vocabulary.unit == "bpc"
     assert found.vocabulary.decode(found.vocabulary.encode("\u6771\u00e9")) == "\u6771\u00e9"
-    assert lines[1].startswith(
-        "data: enwik8 has 2,400 bytes here, and 100,000,000 where it was published; it is cut at"
-    )
-    assert len(lines) == 3
-
-
-def test_enwik8_with_line_ends_has_one_symbol_more(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    write(tmp_path / "enwik8" / "enwik8", ENWIK8)
-    dropped, kept = (opened(published_config("enwik8", newline=newline))[0] for newline in ("drop", "keep"))
-    assert kept.vocabulary.size == dropped.vocabulary.size + 1
+    kept, _ = opened(published_config("enwik8", newline="keep"))
+    assert kept.vocabulary.size == found.vocabulary.size + 1
     assert sum(kept.counts().values()) == len(ENWIK8)
     raw, _ = opened(published_config("enwik8", tokenizer="byte"))
     assert raw.vocabulary.size == 256
-    assert raw.counts() == dropped.counts()
-
-
-def test_bytes_of_a_kind_stand_by_first_occurrence(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    write(tmp_path / "enwik8" / "enwik8", b"zay" * 9 + b"\nbc" + b"x" * 9)
-    found, _ = opened(published_config("enwik8"))
-    assert isinstance(found.vocabulary, RankedByteTokenizer)
-    assert bytes(found.vocabulary.values) == b"zayxbc"
-
-
-def test_the_published_size_is_cut_at_the_published_places(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    for kind in ("enwik8", "text8"):
-        path = write(tmp_path / kind / kind, b"")
-        with path.open("r+b") as file:
-            file.truncate(100_000_000)  # a sparse file takes no room
-        sources = found_by(published_config(kind))
-        assert [origin.file.path for origin in sources.splits["train"]] == [path]
-        assert sources.cut == Cut(by="bytes", valid=0.05, test=0.05)
-        assert sources.notes == ()
+    assert raw.counts() == found.counts()
 
 
 def test_text8_is_letters_and_blanks(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    write(tmp_path / "text8" / "text8", b" anarchism originated as a term" * 20 + b"\n")
-    found, lines = opened(published_config("text8"))
+    path = write(tmp_path / "text8" / "text8", b" anarchism originated as a term" * 20 + b"\n")
+    found, _ = opened(published_config("text8"))
     assert found.vocabulary.kind == "char"
     assert text_of(found, "train") + text_of(found, "valid") + text_of(found, "test") == (
         " anarchism originated as a term" * 20
     )
     assert found.vocabulary.encode(" a").tolist() == [0, 1]
-    assert "text8 has 621 bytes here" in lines[1]
+    assert found_by(published_config("text8")).cut == Cut(by="bytes", valid=0.05, test=0.05)
+    path.unlink()
+    with pytest.raises(UserError, match=r"data\.dir is .* which lacks text8: put them there .* from http"):
+        found_by(published_config("text8"))
+    with pytest.raises(UserError, match=r"data=text8 is read from '.*downloads/text8', which lacks text8: "):
+        found_by(published_config("text8", dir=None))
 
 
-@pytest.mark.parametrize("kind", ["enwik8", "text8"])
-def test_a_file_that_is_not_there_is_named(kind: str, tmp_path: Path, published_config: PublishedConfigs) -> None:
-    with pytest.raises(UserError, match=rf"which is no folder here, and must name the folder .* file {kind}"):
-        found_by(published_config(kind))
-    (tmp_path / kind).mkdir()
-    with pytest.raises(UserError, match=rf"where {kind} cannot be found, and must name the folder .* file {kind}"):
-        found_by(published_config(kind))
-    write(tmp_path / kind / kind, b"")
-    with pytest.raises(UserError, match=rf"where {kind} is empty"):
-        found_by(published_config(kind))
-    with pytest.raises(UserError, match=r"data\.dir is '', and must name the folder"):
-        found_by(published_config(kind, dir=""))
-    with pytest.raises(UserError, match=rf"data\.dir is not set, .*where {kind} cannot be found; put its files into"):
-        found_by(published_config(kind, dir=None))
-
-
-@pytest.fixture(params=["", "1-billion-word-language-modeling-benchmark-r13output/"])
+@pytest.fixture(params=["", f"{INSIDE}/"])
 def lm1b(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     root = tmp_path / "lm1b" / request.param
     write(root / HELD_OUT / "news.en.heldout-00000-of-00050", "The dog .\nA <UNK> .\n")
@@ -200,41 +159,30 @@ def test_sentences_with_the_published_vocabulary(lm1b: Path, published_config: P
     assert found.splits["valid"].tolist() == found.splits["test"].tolist() == [1, 2, 4, 3, 1, 4, 4, 3, 1]
     assert found.unknown == {"train": 2, "valid": 2, "test": 2}
     assert "now <UNK>: train 2 (13.3 %)" in lines[-1]
-    assert lines[1] == "data: lm1b has 2 of its 99 training files here"
     write(lm1b / "1b_word_vocab.txt", "<S> 9\n<UNK> 5\nbird 5\n")
-    again, lines = opened(published_config("lm1b"))
-    assert len(lines) == 3, "another vocabulary makes another corpus"
-    assert again.splits["test"].tolist() == [0, 1, 1, 1, 0, 1, 1, 1, 0]
-
-
-def test_sentences_with_a_counted_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
-    found, lines = opened(published_config("lm1b"))
-    assert isinstance(found.vocabulary, SentenceTokenizer)
-    assert found.vocabulary.symbols == ("The", ".", "<S>", "cat", ",", "and", "bird", "<UNK>")
-    assert text_of(found, "train") == "The cat .\nThe cat , and .\nThe bird .\n"
-    assert "the vocabulary is counted" in lines[2]
-
-
-def test_a_vocabulary_file_that_is_none_is_named(lm1b: Path, published_config: PublishedConfigs) -> None:
-    for data in (b"the 5\n", b"\n", b"\xff\xfe", b"<S>\n"):
+    again, _ = opened(published_config("lm1b"))
+    assert again.splits["test"].tolist() == [0, 1, 1, 1, 0, 1, 1, 1, 0], "another vocabulary makes another corpus"
+    for data in (b"the 5\n", b"\xff\xfe"):
         write(lm1b / "1b_word_vocab.txt", data)
         with pytest.raises(UserError, match=r"1b_word_vocab\.txt' is not a list of words"):
             opened(published_config("lm1b"))
 
 
-def test_sentences_that_are_not_there_are_named(lm1b: Path, published_config: PublishedConfigs) -> None:
+def test_sentences_with_a_counted_vocabulary(lm1b: Path, published_config: PublishedConfigs) -> None:
+    found, _ = opened(published_config("lm1b"))
+    assert isinstance(found.vocabulary, SentenceTokenizer)
+    assert found.vocabulary.symbols == ("The", ".", "<S>", "cat", ",", "and", "bird", "<UNK>")
+    assert text_of(found, "train") == "The cat .\nThe cat , and .\nThe bird .\n"
     for part in lm1b.rglob("news.en-0000[12]*"):
         part.unlink()
-    with pytest.raises(UserError, match=rf"{TRAINING}/news\.en-\*-of-00100 cannot be found, and must name"):
+    with pytest.raises(UserError, match=rf"lacks {TRAINING}/news\.en-\*-of-00100: put"):
         found_by(published_config("lm1b"))
-    with pytest.raises(UserError, match=r"no folder here, and must name .*heldout-00000-of-00050"):
-        found_by(published_config("lm1b", dir="/dev/null"))
 
 
 def test_a_split_vocabulary_reads_published_words_as_they_stand(
     tmp_path: Path, published_config: PublishedConfigs
 ) -> None:
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         write(tmp_path / "wikitext103" / f"wiki.{split}.tokens", " = 1 @,@ 000 's = \n")
     vocabulary = WikitextTokenizer(["<eos>", "=", "1", "@,@", "000", "<unk>", "'s"])
     found = open_corpus(published_config("wikitext103"), announce=lambda line: None, seed=0, vocabulary=vocabulary)
@@ -242,23 +190,179 @@ def test_a_split_vocabulary_reads_published_words_as_they_stand(
     assert found.unknown["train"] == 0
 
 
-@pytest.mark.parametrize("kind", ["wikitext103", "wikitext2", "ptb", "enwik8", "text8", "lm1b"])
-def test_only_what_the_files_allow_may_be_set(kind: str, published_config: PublishedConfigs) -> None:
-    config = published_config(kind)
-    words = kind in ("wikitext103", "wikitext2", "ptb")
-    allowed = ["word"] if kind == "lm1b" else ["byte", "char", "word"] if words else ["byte", "char"]
-    for tokenizer in ("byte", "char", "word", "wikitext"):
-        with nullcontext() if tokenizer in allowed else pytest.raises(UserError, match=f"tokenizer is {tokenizer!r}"):
-            replace(config, tokenizer=tokenizer, newline="keep")
-
-
 def test_other_figures_than_the_papers_are_said_and_not_refused(
     tmp_path: Path, published_config: PublishedConfigs
 ) -> None:
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         write(tmp_path / f"ptb/ptb.{split}.txt", "no it was n't\n")
     found, lines = opened(published_config("ptb"))
     assert found.counts() == {"train": 5, "valid": 5, "test": 5}
-    assert "data: ptb has 5 training tokens here, and 929,589 where it was published" in lines
-    tokens, _ = opened(published_config("ptb", tokenizer="byte"))
-    assert tokens.counts()["train"] == 14
+    assert "data: ptb has 5 train tokens here, and 929,589 where it was published" in lines
+
+
+# --- fetched ---
+
+TEXT8 = b" anarchism originated" * 9_000
+
+
+def zipped(name: str, text: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+ZIP = zipped("text8", TEXT8)
+
+
+def file_at(address: str, body: bytes = ZIP) -> WebFile:
+    return WebFile(address, hashlib.sha256(body).hexdigest())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[HubServer]:
+    with hub_on_this_machine(tmp_path / "hub") as server:
+        yield server
+
+
+@pytest.fixture
+def config(published_config: PublishedConfigs) -> PublishedConfigs:
+    """Return the settings of a corpus that is fetched."""
+    return lambda kind, **changes: published_config(kind, **{"dir": None, "download": True, **changes})
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a corpus have other addresses."""
+
+    def use(kind: str, *addresses: WebFile | HubTables, words: WebFile | None = None) -> None:
+        monkeypatch.setitem(PUBLISHED, kind, dataclasses.replace(PUBLISHED[kind], addresses=addresses, words=words))
+
+    return use
+
+
+def fetch(config: PublishedConfig) -> tuple[Sources, list[str]]:
+    lines: list[str] = []
+    return published_sources(config, announce=lines.append), lines
+
+
+def texts(sources: Sources) -> dict[str, list[bytes]]:
+    return {split: [source.file.path.read_bytes() for source in some] for split, some in sources.splits.items()}
+
+
+def test_fetched_and_unpacked_once_and_then_found(
+    server: HubServer, config: PublishedConfigs, use: Callable[..., None]
+) -> None:
+    address = server.put("/dc/text8.zip", ZIP)
+    use("text8", file_at(address))
+    text8 = config("text8")
+    sources, lines = fetch(text8)
+    assert lines == [f"data: fetching {address} (0.2 MB)"]
+    assert texts(sources) == {"train": [TEXT8]}
+    folder = Path(text8.cache_dir) / "downloads" / "text8"
+    assert sources.location == folder.resolve()
+    assert sorted(os.listdir(folder)) == ["lock", "text8"]
+    assert fetch(text8) == fetch(replace(text8, download=False)) == (sources, [])
+    assert server.asked == ["GET /dc/text8.zip"]
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ({"status": 404}, "404 Client Error"),
+        ({"body": b"PK?!" * 50_000}, "its SHA-256 is"),
+        ({"body": ZIP, "cuts": [5, 0, 0, 0, 0]}, "Connection broken"),
+        (None, "Connection refused"),
+    ],
+    ids=["404", "wrong checksum", "truncated", "dead"],
+)
+def test_the_second_address_where_the_first_fails(
+    first: dict[str, object] | None,
+    reason: str,
+    server: HubServer,
+    config: PublishedConfigs,
+    use: Callable[..., None],
+) -> None:
+    dead = "http://127.0.0.1:9/text8.zip" if first is None else server.put("/first/text8.zip", **first)  # type: ignore[arg-type]
+    use("text8", file_at(dead), file_at(server.put("/second/text8.zip", ZIP)))
+    sources, lines = fetch(config("text8"))
+    assert texts(sources) == {"train": [TEXT8]}
+    (failed,) = [line for line in lines if line.startswith(f"data: {dead}: ")]
+    assert reason in failed
+
+
+def test_a_broken_connection_goes_on_where_it_broke(
+    server: HubServer, config: PublishedConfigs, use: Callable[..., None]
+) -> None:
+    use("text8", file_at(server.put("/text8.zip", ZIP, cuts=[50_000, 70_000])))
+    fetch(config("text8"))
+    begins = [0 if asked is None else int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.ranges]
+    assert begins[0] == 0
+    assert 30_000 < begins[1] <= 50_000
+    assert 80_000 < begins[2] <= 120_000
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_tables_of_the_hub_become_text(
+    folded: bool, server: HubServer, config: PublishedConfigs, use: Callable[..., None], tmp_path: Path
+) -> None:
+    rows = {"train": [[" = a = \n", ""], ["b"]], "validation": [["c\n"]], "test": [["d"]]}
+    for split, parts in rows.items():
+        for number, part in enumerate(parts):
+            name = f"{split}/{number:04}.parquet" if folded else f"{split}-{number:05}-of-{len(parts):05}.parquet"
+            path = write(tmp_path / "served" / "raw" / name, b"")
+            parquet.write_table(pyarrow.table({"other": part, "text": part}), path)
+    server.repositories["someone/corpus"] = tmp_path / "served"
+    names = {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+    use("wikitext2", file_at("http://127.0.0.1:9/x.zip"), HubTables("someone/corpus@main", "raw", "text", names))
+    sources, _ = fetch(config("wikitext2"))
+    assert texts(sources) == {"train": [b" = a = \n\nb\n"], "valid": [b"c\n"], "test": [b"d\n"]}
+    one_file = HubTables("someone/corpus@main", "raw", "text", dict.fromkeys(names, "text8"), line_end="")
+    use("text8", one_file)
+    assert texts(fetch(config("text8"))[0]) == {"train": [b" = a = \nbc\nd"]}
+
+
+def test_no_address_at_all_says_which_file_goes_where(
+    server: HubServer, config: PublishedConfigs, use: Callable[..., None]
+) -> None:
+    address = server.put("/text8.zip", status=404)
+    use("text8", file_at(address), HubTables("afmck/text8@main", "data", "text", {"train": "text8"}))
+    with pytest.raises(UserError) as refused:
+        fetch(config("text8"))
+    for words in ("data=text8 cannot be fetched", address, "Repository Not Found", "put text8 into", "data.dir"):
+        assert words in str(refused.value)
+    with pytest.raises(UserError, match=r"^data\.cache_dir is '/dev/null/x', where data=text8 cannot be kept: .*Not a"):
+        fetch(config("text8", cache_dir="/dev/null/x"))
+
+
+def test_sentences_and_their_words_are_fetched(
+    server: HubServer, config: PublishedConfigs, use: Callable[..., None], tmp_path: Path
+) -> None:
+    for name in (f"{HELD_OUT}/news.en.heldout-00000-of-00050", f"{TRAINING}/news.en-00001-of-00100"):
+        write(tmp_path / INSIDE / name, name)
+    with tarfile.open(tmp_path / "lm1b.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / INSIDE, INSIDE)
+    packed, words = (tmp_path / "lm1b.tar.gz").read_bytes(), b"<S> 2\n<UNK> 1\n"
+    archive_file = file_at(server.put("/lm1b.tar.gz", packed), packed)
+    use("lm1b", archive_file, words=file_at(server.put("/1b_word_vocab.txt", words), words))
+    sources, _ = fetch(config("lm1b"))
+    assert [len(some) for some in sources.splits.values()] == [1, 1, 1]
+    assert sources.vocabulary is not None
+    assert sources.vocabulary.path.read_bytes() == words
+
+
+def test_of_two_that_fetch_one_waits(server: HubServer, config: PublishedConfigs, use: Callable[..., None]) -> None:
+    may_answer = threading.Event()
+    use("text8", file_at(server.put("/text8.zip", ZIP, open=may_answer)))
+    lines: list[str] = []
+
+    def announce(line: str) -> None:
+        lines.append(line)
+        if "waiting for another process" in line:
+            may_answer.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(published_sources, config("text8"), announce=announce) for _ in range(2)]
+        first, second = (one.result(60) for one in both)
+    assert first == second
+    assert server.asked == ["GET /text8.zip"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from transformer_xl import registry
+from transformer_xl import hub, registry
 from transformer_xl.data.tokenizer import (
     EOD,
     FORMAT,
@@ -30,8 +30,7 @@ from transformer_xl.data.tokenizer import (
     readable,
     utf8,
 )
-from transformer_xl.errors import UserError
-from transformer_xl.hub import Repository
+from transformer_xl.errors import UserError, first_line
 
 FILE = "tokenizer.json"
 _ENDS_OF_DOCUMENTS = (
@@ -46,6 +45,7 @@ _ENDS_OF_DOCUMENTS = (
 )
 """Special tokens that stand behind a text where a tokenizer has them, the first of them before the others."""
 _LARGEST_BYTES = 256 << 20  # ten times the largest that is in use
+_BYTES = 256 << 20  # ten times the largest that is in use
 _ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _BYTES = 256
 """Symbols that byte-level BPE begins with."""
@@ -278,20 +278,16 @@ def load_pretrained(name: str) -> SubwordTokenizer:
     Raises:
         UserError: there is none of that name, or it cannot be fetched, or is damaged.
     """
-    path = local_path(name) or _fetched(name)
     try:
+        path = local_path(name) or hub.fetch(name, [FILE]) / FILE
         if path.stat().st_size > _LARGEST_BYTES:
             raise UserError(f"it has more than {_LARGEST_BYTES >> 20} MB")
         contents = json.loads(path.read_bytes())
         if not isinstance(contents, dict):
             raise UserError("it must be a JSON object")
         return SubwordTokenizer(contents, end_of_document=None).with_special()
-    except OSError as error:
-        raise UserError(f"data.tokenizer is {name!r}, and {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"data.tokenizer is {name!r}, and {str(path)!r} is no {FILE} as the library tokenizers writes it: {error}"
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"data.tokenizer is {name!r}, which is no {FILE}: {first_line(error)}") from error
 
 
 def local_path(name: str) -> Path | None:
@@ -299,17 +295,7 @@ def local_path(name: str) -> Path | None:
     path = Path(os.path.expanduser(name)).absolute()
     if path.is_dir():
         return path / FILE
-    return path if path.exists() or not _ON_THE_HUB.fullmatch(name) or name.endswith(".json") else None
-
-
-def _fetched(name: str) -> Path:
-    named = _ON_THE_HUB.fullmatch(name)
-    assert named is not None
-    repository = Repository(named[1], named[2], probe=FILE, subject=f"data.tokenizer is {name!r}, which")
-    found = repository.find(FILE)
-    if found is None:
-        raise repository.mistake(f"it has no {FILE}")
-    return found
+    return path if path.exists() or not hub.NAME.fullmatch(name) or name.endswith(".json") else None
 
 
 def last_border(data: bytes) -> int:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Literal
 
+from transformer_xl import hub
 from transformer_xl.data.tokenizer import load_vocabulary
 from transformer_xl.errors import UserError
-from transformer_xl.hub import Repository
 from transformer_xl.interop import native, published
 from transformer_xl.model.base import LanguageModel
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^@\s]+)?", re.ASCII)
 _FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".json")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _VOCABULARIES = ("vocabulary.json", "vocab.pkl")
@@ -56,7 +54,7 @@ def load_model(path: str | os.PathLike[str], checkpoint: Literal["best", "last"]
 
 def may_be_on_hub(name: str) -> bool:
     """Return whether a text that is no path here may name a model on the Hub."""
-    return _HUB_NAME.fullmatch(name) is not None and Path(name).suffix not in _FILES
+    return hub.NAME.fullmatch(name) is not None and Path(name).suffix not in _FILES
 
 
 def _from_folder(folder: Path) -> LanguageModel:
@@ -84,12 +82,8 @@ def _from_folder(folder: Path) -> LanguageModel:
     return model
 
 
-def _fetch(path: str) -> Path:
+def _fetch(name: str) -> Path:
     """Return the folder of the Hub's cache that holds a model's configuration, weights and vocabulary."""
-    name, _, revision = path.partition("@")
-    repository = Repository(name, revision or None, probe="config.json")
-    config = repository.find("config.json")
-    if config is None or not any(map(repository.find, _WEIGHTS)):
-        raise repository.mistake(f"it must have config.json, and {' or '.join(_WEIGHTS)}")
-    any(map(repository.find, _VOCABULARIES))
-    return config.parent
+    first, second = _WEIGHTS
+    folder = hub.fetch(name, ["config.json", first, *_VOCABULARIES])
+    return folder if (folder / first).exists() else hub.fetch(name, ["config.json", second, *_VOCABULARIES])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_xl.model.attention import content_scores, relative_shift
+from transformer_xl.model.attention import attention_scores, relative_shift
 from transformer_xl.model.positions import Encoding, PositionEncoding, descending_distances
 from transformer_xl.model_config import PositionConfig
 from transformer_xl.registry import register
@@ -37,4 +37,4 @@ class Alibi(PositionEncoding):
     def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
         bias_NR = torch.nn.functional.pad(encoding["bias_NS"], (0, 1))
         by_distance_BNTR = bias_NR[None, :, None].expand(1, -1, query_BTNH.shape[1], -1)
-        return content_scores(query_BTNH, key_BSNH) + relative_shift(by_distance_BNTR)
+        return attention_scores(query_BTNH, key_BSNH) + relative_shift(by_distance_BNTR)

@@ -5,16 +5,14 @@ python train.py plugins=[examples/parts/linear_recurrence.py] model=linear_recur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.base import LanguageModel, ModelOutput
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.init import init_weights
 from transformer_xl.model.memory import Memory
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.registry import register
@@ -27,17 +25,6 @@ class DecayMemory(Memory):
 
     kind = "decay"
     state_BLD: Tensor
-
-    @property
-    def batch_size(self) -> int:
-        return len(self.state_BLD)
-
-    def lanes(self, lanes: slice) -> Self:
-        return replace(self, state_BLD=self.state_BLD[lanes].clone())
-
-    @classmethod
-    def join(cls, memories: Sequence[Self]) -> Self:
-        return replace(memories[0], state_BLD=torch.cat([memory.state_BLD for memory in memories]))
 
 
 class LinearRecurrenceConfig(ModelConfig):
@@ -54,7 +41,7 @@ class LinearRecurrence(LanguageModel):
         super().__init__(config, vocab_size=vocab_size)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.layers = nn.ModuleList(nn.Linear(config.d_model, 2 * config.d_model) for _ in range(config.n_layer))
-        init_weights(self)
+        self.init_weights()
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> DecayMemory:
         zeros_BLD = self.embedding.weights[0].new_zeros(batch_size, len(self.layers), self.config.d_model)

@@ -30,8 +30,7 @@ from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import Context, LanguageModel, make_model
 from transformer_xl.model.embedding import kept_cutoffs
-from transformer_xl.model.kernels.compiled import CompiledTraining
-from transformer_xl.model.transformer import Transformer
+from transformer_xl.model.transformer import Transformer, compiled_nll
 from transformer_xl.run import Run
 from transformer_xl.run_length import RunLength
 from transformer_xl.settings import plain
@@ -166,7 +165,7 @@ def _train_nll(config: Config, model: LanguageModel) -> TrainNll | None:
     if not config.compile:
         return None
     assert isinstance(model, Transformer)
-    return CompiledTraining(model, segment_len=config.data.segment_len, backend="inductor").nll
+    return compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")
 
 
 def datamodule(config: Config, corpus: Dataset, length: RunLength) -> LaneDataModule:
@@ -271,14 +270,12 @@ def _step_figures(
     config: Config, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength
 ) -> StepFigures:
     lanes, segment_len, trainer = config.data.batch_size, config.data.segment_len, config.trainer
-    step_flops = model.step_flops(
-        batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus)
-    )
+    flops = model.flops(batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus))
     return StepFigures(
         every_n_steps=trainer.log_every_n_steps,
         max_steps=length.max_steps,
         tokens_after=data.tokens_after,
-        flops_a_token=step_flops / (lanes * segment_len),
+        flops_a_token=flops.step / (lanes * segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
         unit=unit_of(corpus, "train"),

@@ -81,14 +81,9 @@ class TransformerConfig(ModelConfig):
 
     def rules(self) -> Iterator[str]:
         yield from super().rules()
-        kind = self.position.kind
-        encoding: Any = lookup("position", kind).factory
+        encoding: Any = lookup("position", self.position.kind).factory
         if self.d_model % 2:
             yield f"d_model is {self.d_model}, and must be even: half sines, half cosines"
-        if self.untie_r and not encoding.has_biases:
-            yield f"untie_r is true, and must be false with model.position {kind}, which has no u and v"
-        if self.attention not in encoding.kernels:
-            yield f"attention is {self.attention!r}, and must be {' or '.join(encoding.kernels)} with position {kind}"
         yield from encoding.rules(self)
 
 

@@ -75,11 +75,11 @@ def training(bench: Bench, preset: str) -> Iterator[Row]:
             torch._dynamo.reset()  # else the graphs of several rows count as one's
         model = bench.setting.make_model(preset, attention=attention)
         steps = works.training(bench.setting, model, preset=preset, lanes=lanes, compiles=compiles)
-        flops = model.step_flops(
+        flops = model.flops(
             batch_size=lanes,
             segment_len=bench.setting.recipe(preset)["segment_len"],
             cluster_shares=works.cluster_shares(model),
-        )
+        ).step
         return bench.timed(steps, tokens=steps.tokens, flops=flops)
 
     lanes_of = (2,) if bench.setting.toy else LANES[preset]

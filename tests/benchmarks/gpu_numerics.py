@@ -13,12 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.benchmarks.gpu_works import Setting, random_ids
-from transformer_xl.model.attention import plain_attention
+from transformer_xl.model.attention import AttentionMask, Distances, attention_mask, plain_attention
 from transformer_xl.model.base import make_model
 from transformer_xl.model.kernels import ATTENTION
-from transformer_xl.model.kernels.compiled import CompiledTraining
-from transformer_xl.model.mask import AttentionMask, attention_mask
-from transformer_xl.model.transformer import Transformer
+from transformer_xl.model.transformer import Transformer, compiled_nll
 from transformer_xl.settings import replace
 
 LANES = 2
@@ -105,7 +103,7 @@ def check_dropout(setting: Setting) -> Iterator[dict[str, Any]]:
         torch.manual_seed(0)
         outputs = inputs["query_BTNH"][..., 0].numel()
         repeats = -(-ENOUGH_OUTPUTS // outputs)
-        kept = torch.stack([attend(**inputs, mask=mask, dropout=0.1)[..., 0] for _ in range(repeats)])
+        kept = torch.stack([_attended(attend, inputs, mask, dropout=0.1)[..., 0] for _ in range(repeats)])
         mean, spread = float(kept.mean()), float(kept.std())
         ok = abs(mean - 1) < 6 * spread / kept.numel() ** 0.5 and spread > 1e-3
         yield {"attention": name, "mean of kept weights": mean, "spread": spread, "ok": ok}
@@ -125,7 +123,7 @@ def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
             nll = model.nll
             if compiles:
                 torch._dynamo.reset()  # else the graphs of several models count as one's
-                nll = CompiledTraining(model, segment_len=segment_len, backend=setting.backend).nll
+                nll = compiled_nll(model, segment_len=segment_len, backend=setting.backend)
             losses.append(_losses(setting, model, nll, segment_len=segment_len))
         error = max(abs(left - right) / left for left, right in zip(*losses, strict=True))
         yield {"compiled, attention": name, "loss": losses[1][-1], "error": error, "ok": error < 1e-4}
@@ -177,9 +175,15 @@ def _inputs(setting: Setting, preset: str, case: str, dtype: torch.dtype) -> tup
 
 def _run(attend: Any, inputs: dict[str, Tensor], mask: AttentionMask) -> Found:
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
-    output = attend(**given, mask=mask, dropout=0.0)
+    output = _attended(attend, given, mask, dropout=0.0)
     upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
     return Found(output.detach(), list(torch.autograd.grad((output * upstream).sum(), list(given.values()))))
+
+
+def _attended(attend: Any, inputs: dict[str, Tensor], mask: AttentionMask, *, dropout: float) -> Tensor:
+    query_BTNH, key_BSNH, value_BSNH, *distances = inputs.values()
+    output_BTNH: Tensor = attend(query_BTNH, key_BSNH, value_BSNH, Distances(*distances), mask=mask, dropout=dropout)
+    return output_BTNH
 
 
 def _errors(found: Found, expected: Found) -> tuple[float, float]:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from tests.benchmarks.works import settings
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer import Transformer
+from transformer_xl.model.transformer import Transformer, compiled_nll
 from transformer_xl.model_config import TransformerConfig, parse_model
 from transformer_xl.settings import plain
 
@@ -132,7 +131,7 @@ def training(setting: Setting, model: Transformer, *, preset: str, lanes: int, c
     """Give training steps of a preset, as `LanguageModule.training_step` takes them."""
     segment_len = setting.recipe(preset)["segment_len"]
     model.train()
-    nll = CompiledTraining(model, segment_len=segment_len, backend=setting.backend).nll if compiles else model.nll
+    nll = compiled_nll(model, segment_len=segment_len, backend=setting.backend) if compiles else model.nll
     resets_BT = torch.zeros(lanes, segment_len, dtype=torch.bool, device=setting.device)
     memory: Memory = model.empty_memory(lanes)
 
@@ -193,7 +192,6 @@ def _session(model: Transformer, lengths: dict[str, Any], *, lanes: int) -> Any:
         mem_len=lengths["mem_len"],
         clamp_len=lengths["clamp_len"],
         same_length=lengths["same_length"],
-        fixed_shapes=True,
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.benchmarks import gpu
 from tests.test_imports import FRAMEWORKS, imported
-from transformer_xl.model.attention import plain_attention
+from transformer_xl.model.attention import AttentionMask, plain_attention
 from transformer_xl.model.kernels import ATTENTION
 
 
@@ -35,21 +35,21 @@ def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
     assert "bfloat16 matrix product" in table
 
 
-def one_key_too_many(**arguments: Any) -> Tensor:
+def one_key_too_many(*given: Any, mask: AttentionMask, dropout: float) -> Tensor:
     """Let the last query see no key but itself."""
-    mask = arguments.pop("mask")
     visible_BTS = mask.visible_BTS.clone()
     visible_BTS[:, -1, :-1] = False
-    return plain_attention(**arguments, mask=type(mask)(visible_BTS))
+    return plain_attention(*given, mask=AttentionMask(visible_BTS), dropout=dropout)
 
 
-def wrong_gradient(**arguments: Any) -> Tensor:
-    arguments["position_bias_NH"] = arguments["position_bias_NH"].detach() + 0 * arguments["position_bias_NH"]
-    return plain_attention(**arguments)
+def wrong_gradient(*given: Any, **others: Any) -> Tensor:
+    *inputs, distances = given
+    bias_NH = distances.position_bias_NH
+    return plain_attention(*inputs, distances._replace(position_bias_NH=bias_NH.detach() + 0 * bias_NH), **others)
 
 
-def no_number(**arguments: Any) -> Tensor:
-    return plain_attention(**arguments) * torch.nan
+def no_number(*given: Any, **others: Any) -> Tensor:
+    return plain_attention(*given, **others) * torch.nan
 
 
 @pytest.mark.parametrize("wrong", [one_key_too_many, wrong_gradient, no_number])

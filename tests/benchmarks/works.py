@@ -105,11 +105,12 @@ def shape_of(request: Request) -> Transformer:
 
 def training_flops(request: Request) -> int:
     """Count the useful operations of a training step."""
-    return shape_of(request).step_flops(
+    flops = shape_of(request).flops(
         batch_size=request["batch_size"],
         segment_len=request["segment_len"],
         cluster_shares=request["cluster_shares"],
     )
+    return flops.step
 
 
 def reading_flops(request: Request) -> int:
@@ -144,5 +145,5 @@ def _forward(request: Request, *, segment_len: int, mem_len: int) -> tuple[int, 
     flops = model.flops(batch_size=1, segment_len=segment_len, cluster_shares=request["cluster_shares"])
     config, forward = model.config, flops.forward
     matrix = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
-    positions = matrix * (mem_len + segment_len) if model.products.projects_positions else 0
+    positions = matrix * (mem_len + segment_len) if model.position.has_biases else 0
     return forward, positions, 2 * matrix * mem_len

@@ -64,6 +64,10 @@ def contents(memory: Memory) -> Tensor:
     return memory.state_KLBD.flatten(0, 1)[:, :, None]
 
 
+def joined(memories: list[Memory]) -> Memory:
+    return type(memories[0]).join(memories)
+
+
 def one_reset(lanes: int, length: int, *, lane: int, place: int) -> Tensor:
     resets_BT = torch.zeros(lanes, length, dtype=torch.bool)
     resets_BT[lane, place] = True

@@ -69,8 +69,8 @@ def test_the_loss_in_token_order_is_minus_the_log_probability(shape: dict[str, A
     model = tiny_model(**shape)
     hidden_BTD, targets_BT = hidden_and_targets()
     targets_BT[1, 3:6] = -100
-    nll_BT = model.head_nll(hidden_BTD, targets_BT)
-    expected = -model.head_log_probs(hidden_BTD).gather(-1, targets_BT.clamp(min=0)[..., None])[..., 0]
+    nll_BT = model.softmax.nll(hidden_BTD, targets_BT)
+    expected = -model.softmax.log_probs(hidden_BTD).gather(-1, targets_BT.clamp(min=0)[..., None])[..., 0]
     assert_equal_to(nll_BT, expected.masked_fill(targets_BT == -100, 0.0), within=1e-12)
 
 
@@ -120,7 +120,7 @@ def test_log_probabilities_and_embeddings_are_those_of_the_definition(shape: dic
     for tail in range(len(edges) - 2):
         within = torch.stack([*map(logit, range(edges[tail + 1], edges[tail + 2]))]).log_softmax(0)
         expected += [*(head[edges[1] + tail] + within)]
-    assert_equal_to(model.head_log_probs(hidden_D[None, None])[0, 0], torch.stack(expected), within=1e-12)
+    assert_equal_to(model.softmax.log_probs(hidden_D[None, None])[0, 0], torch.stack(expected), within=1e-12)
 
 
 @every_shape
@@ -154,12 +154,12 @@ def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pyte
     targets_BT = torch.randint(100, (1, rows))
     targets_BT[0, :2] = torch.tensor([500, 4000])
     with _Largest() as adaptive:
-        model.head_nll(hidden_BTD, targets_BT)
+        model.softmax.nll(hidden_BTD, targets_BT)
     assert adaptive.numel < rows * vocab_size / 4
     plain = Transformer(tiny_model_config(), vocab_size=vocab_size)
     monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 8 * vocab_size)
     with _Largest() as in_parts:
-        plain.head_nll(hidden_BTD, targets_BT)
+        plain.softmax.nll(hidden_BTD, targets_BT)
     assert in_parts.numel <= max(8, 16) * vocab_size
 
 
@@ -192,8 +192,8 @@ def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.Monkey
     for tail_tokens in range(17, 60):
         targets_1T = torch.zeros(1, 100, dtype=torch.int64)
         targets_1T[:, :tail_tokens] = 5
-        expected = -model.head_log_probs(hidden_1TD).gather(2, targets_1T[..., None])[..., 0]
-        assert_equal_to(model.head_nll(hidden_1TD, targets_1T), expected, within=1e-5)
+        expected = -model.softmax.log_probs(hidden_1TD).gather(2, targets_1T[..., None])[..., 0]
+        assert_equal_to(model.softmax.nll(hidden_1TD, targets_1T), expected, within=1e-5)
     assert seen == {0, 32, 48, 64}
 
 
@@ -323,7 +323,7 @@ TIED: list[dict[str, Any]] = [
 def test_the_loss_of_a_segment_has_the_gradients_of_its_two_halves(shape: dict[str, Any], tokens: int) -> None:
     model = tiny_model(**shape)
     tokens_BT, targets_BT = random_tokens(1, tokens), random_tokens(1, tokens, seed=5)
-    model.head_nll(model(tokens_BT, model.empty_memory(1)).hidden_BTD, targets_BT).sum().backward()
+    model.softmax.nll(model(tokens_BT, model.empty_memory(1)).hidden_BTD, targets_BT).sum().backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     model.nll(tokens_BT, targets_BT, model.empty_memory(1)).nll_BT.sum().backward()

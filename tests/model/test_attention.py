@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny import assert_equal_to
+from tests.model.tiny import assert_equal_to, attended
 from transformer_xl.model.attention import relative_shift
 from transformer_xl.model.kernels import ATTENTION, relative_attention
-from transformer_xl.model.mask import AttentionMask
 
 B, T, M, N, H = 2, 5, 7, 2, 8
 S = M + T
@@ -101,19 +100,21 @@ def weights_of(attend: Callable[..., Tensor], inputs: Inputs, visible_BTS: Tenso
     """Read the weights off the output: key j's value is the j-th unit vector."""
     lanes = inputs["query_BTNH"].shape[0]
     units = torch.eye(S, dtype=inputs["query_BTNH"].dtype)[None, :, None].expand(lanes, S, N, S)
-    out_BTNS = attend(**{**inputs, "value_BSNH": units}, mask=AttentionMask(visible_BTS), dropout=dropout)
-    return out_BTNS.transpose(1, 2)
+    return attended(attend, {**inputs, "value_BSNH": units}, visible_BTS, dropout=dropout).transpose(1, 2)
 
 
 @every_attention
-def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(attend: Callable[..., Tensor]) -> None:
-    visible_BTS = random_visibility()
-    inputs = {name: tensor.requires_grad_() for name, tensor in random_inputs().items()}
+@pytest.mark.parametrize("given", [3, 6], ids=["contents alone", "relative"])
+def test_attention_equals_a_loop_over_queries_and_keys_forward_and_backward(
+    attend: Callable[..., Tensor], given: int
+) -> None:
+    visible_BTS, drawn = random_visibility(), random_inputs()
+    inputs = {name: drawn[name].requires_grad_() for name in list(drawn)[:given]}
     upstream = torch.randn(B, T, N, H, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
 
-    expected = attention_by_loop(inputs, visible_BTS)
+    expected = attention_by_loop({name: torch.zeros_like(t) for name, t in drawn.items()} | inputs, visible_BTS)
     expected_grads = torch.autograd.grad((expected * upstream).sum(), list(inputs.values()))
-    actual = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
+    actual = attended(attend, inputs, visible_BTS)
     grads = torch.autograd.grad((actual * upstream).sum(), list(inputs.values()))
 
     assert_equal_to(actual, expected, within=1e-9)
@@ -132,14 +133,6 @@ def test_each_term_alone_follows_its_formula(attend: Callable[..., Tensor], term
     expected = weights_by_loop(inputs, visible_BTS, TERMS[term])
     assert expected.max() > 0.5, "the term must say something"
     assert_equal_to(weights_of(attend, inputs, visible_BTS), expected, within=1e-9)
-
-
-@every_attention
-def test_without_dropout_two_calls_agree_to_the_last_bit(attend: Callable[..., Tensor]) -> None:
-    inputs, visible_BTS = random_inputs(dtype=torch.float32), random_visibility()
-    first = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
-    torch.rand(1)
-    assert torch.equal(attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0), first)
 
 
 @every_attention
@@ -171,7 +164,7 @@ def test_rows_that_nobody_sees_reach_neither_outputs_nor_gradients(
         inputs["position_RNH"][:hidden] = poison  # distances beyond the farthest key that is seen
         inputs["position_RNH"][S] = poison  # no distance
         inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
-        out = attend(**inputs, mask=AttentionMask(visible_BTS), dropout=0.0)
+        out = attended(attend, inputs, visible_BTS)
         grads = torch.autograd.grad(out.square().sum(), list(inputs.values()))
         return out, dict(zip(inputs, grads, strict=True))
 

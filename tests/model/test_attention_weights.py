@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.kinds import RECURRENT, TRANSFORMERS, aged, contents, model_of, one_reset
+from tests.model.kinds import RECURRENT, TRANSFORMERS, aged, contents, joined, model_of, one_reset
 from tests.model.test_attention import TERMS, B, H, Inputs, M, N, S, Score, T, four_terms, weights_by_loop
 from tests.model.test_networks import normed, turned
 from tests.model.tiny import assert_equal_to, random_tokens
-from transformer_xl.model.memory import join_lanes
 
 AGES = (9, 3)
 RESETS = one_reset(B, T, lane=1, place=2)
@@ -102,11 +101,11 @@ def inputs_of(model: Any, number: int, rows_BSD: Tensor) -> tuple[Inputs, Score]
 @torch.no_grad()
 def test_the_weights_of_every_layer_equal_a_loop_and_sum_to_one(kind: str, changes: dict[str, Any]) -> None:
     model = model_of(kind, **changes)
-    memory = join_lanes(aged(model, *AGES))
+    memory = joined(aged(model, *AGES))
     tokens_BT = random_tokens(B, T)
     read: list[Tensor] = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, args, kwargs: read.append(kwargs["hidden_BTD"]), with_kwargs=True)
+        layer.register_forward_pre_hook(lambda _, args, kwargs: read.append(args[0]), with_kwargs=True)
     weights_LBNTS, after = model.attention_weights(tokens_BT, memory, RESETS)
     assert weights_LBNTS.shape == (2, B, N, T, S)
     assert_equal_to(weights_LBNTS.sum(-1), torch.ones(2, B, N, T, dtype=torch.float64), within=1e-12)

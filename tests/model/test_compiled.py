@@ -13,8 +13,8 @@ from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import V, random_tokens
 from transformer_xl.model.base import LanguageModel, TokenLosses
 from transformer_xl.model.kernels import ATTENTION
-from transformer_xl.model.kernels.compiled import CompiledTraining
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.transformer import compiled_nll
 
 B, T, M = 2, 5, 7
 STEPS = 4
@@ -83,16 +83,16 @@ def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: s
     plain, model = (model_of(kind, dtype=torch.float32, n_layer=3, **changes).train() for _ in range(2))
     names = list(model.state_dict())
     counting = Counting()
-    compiled = CompiledTraining(model, segment_len=T, backend=counting)
+    compiled = compiled_nll(model, segment_len=T, backend=counting)
     expected, _ = losses(plain, plain.nll, memory=plain.empty_memory(B), short=3)
-    found, memory = losses(model, compiled.nll, memory=model.empty_memory(B), short=3)
+    found, memory = losses(model, compiled, memory=model.empty_memory(B), short=3)
     assert found == pytest.approx(expected, rel=1e-6)
     assert counting.graphs == 1
 
     assert list(model.state_dict()) == names
     with torch.no_grad():
         model.eval().log_probs(random_tokens(B, T + 3), memory)
-    again, _ = losses(model.train(), compiled.nll, memory=memory)
+    again, _ = losses(model.train(), compiled, memory=memory)
     expected, _ = losses(plain, plain.nll, memory=memory)
     assert again == pytest.approx(expected, rel=1e-5)
     assert counting.graphs == 1
@@ -102,12 +102,12 @@ def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: s
 def test_dropout_and_autocast_take_the_same_single_graph() -> None:
     model = model_of("transformer_xl", dtype=torch.float32, dropout=0.1, dropatt=0.1).train()
     counting = Counting()
-    compiled = CompiledTraining(model, segment_len=T, backend=counting)
+    compiled = compiled_nll(model, segment_len=T, backend=counting)
 
     def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None) -> TokenLosses:
         torch.manual_seed(0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return compiled.nll(tokens_BT, targets_BT, memory, resets_BT)
+            return compiled(tokens_BT, targets_BT, memory, resets_BT)
 
     found, _ = losses(model, nll, memory=model.empty_memory(B))
     assert len(set(found)) == STEPS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.tiny import assert_equal_to
-from transformer_xl.model.mask import AttentionMask, attention_mask
+from transformer_xl.model.attention import AttentionMask, attention_mask
 from transformer_xl.model.positions import descending_distances, sinusoids
 
 
@@ -83,7 +83,7 @@ def test_blocks_name_every_key_that_is_seen_and_every_one_that_is_not(
     itself = torch.eye(queries, keys, dtype=torch.bool).roll(slots, dims=1)
     visible_BTS = (torch.tensor(drawn).view(lanes, queries, keys) | itself) & torch.ones_like(itself).tril(slots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", data.draw(st.integers(1, 7)))
+        patch.setattr("transformer_xl.model.attention.QUERIES_AT_ONCE", data.draw(st.integers(1, 7)))
         blocks = AttentionMask(visible_BTS).blocks
     rebuilt_BTS = torch.zeros_like(visible_BTS)
     for block in blocks:
@@ -98,7 +98,7 @@ def test_blocks_name_every_key_that_is_seen_and_every_one_that_is_not(
 def test_where_all_is_seen_but_what_comes_later_only_the_last_keys_of_a_block_need_a_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transformer_xl.model.mask.QUERIES_AT_ONCE", 2)
+    monkeypatch.setattr("transformer_xl.model.attention.QUERIES_AT_ONCE", 2)
     causal = AttentionMask(torch.ones(1, 4, 10, dtype=torch.bool).tril(6))
     assert [(block.keys, [part for part, _ in block.hidden]) for block in causal.blocks] == [
         (slice(0, 8), [slice(7, 8)]),

@@ -9,7 +9,6 @@ from torch import Tensor
 from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
 from transformer_xl.model.memory import (
     HiddenMemory,
-    join_lanes,
 )
 
 L, D = 2, 16
@@ -75,7 +74,7 @@ def test_a_models_memory_grows_to_mem_len_and_stays_there(mem_len: int) -> None:
 def test_lanes_of_different_age_keep_their_newest_rows_last() -> None:
     young = memory_of([numbered(2)], slots=2, mem_len=9)
     old = memory_of([numbered(7, start=20)], slots=7, mem_len=9)
-    joined = join_lanes([young, old])
+    both = HiddenMemory.join([young, old])
     expected = memory_of([numbered(2), numbered(7, start=20)], slots=7, mem_len=9)
-    assert torch.equal(joined.hidden_LBMD, expected.hidden_LBMD)
-    assert joined.length_B.tolist() == [2, 7]
+    assert torch.equal(both.hidden_LBMD, expected.hidden_LBMD)
+    assert both.length_B.tolist() == [2, 7]

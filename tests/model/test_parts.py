@@ -11,9 +11,10 @@ import torch
 
 import transformer_xl as txl
 from tests.conftest import tiny_model_config
+from tests.model.kinds import joined
 from tests.model.tiny import V, assert_equal_to, cut, random_tokens, read
 from transformer_xl.model.base import make_model
-from transformer_xl.model.memory import join_lanes, memory_from_state_dict
+from transformer_xl.model.memory import memory_from_state_dict
 from transformer_xl.model_config import ModelConfig, parse_model
 from transformer_xl.settings import plain
 
@@ -45,11 +46,11 @@ def test_cuts_sessions_memories_and_gradients_are_as_of_the_shipped_ones(model: 
     assert_equal_to(streamed, whole, within=1e-12)
 
     lanes = [memory.lanes(slice(lane, lane + 1)) for lane in range(2)]
-    again = memory_from_state_dict(join_lanes(lanes).state_dict())
+    again = memory_from_state_dict(joined(lanes).state_dict())
     expected = model(tokens_BT, at_once).hidden_BTD
     assert_equal_to(model(tokens_BT, again).hidden_BTD, expected, within=1e-12)
 
     model.train().nll(tokens_BT, tokens_BT, memory).nll_BT.sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
     assert model.memory_size(7) > 0
-    assert model.step_flops(batch_size=2, segment_len=5, cluster_shares=[1.0]) > 0
+    assert model.flops(batch_size=2, segment_len=5, cluster_shares=[1.0]).step > 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.conftest import tiny_model_config
+from transformer_xl.model.attention import AttentionMask, Distances
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer
 
@@ -53,6 +54,15 @@ def cut(length: int, pieces: Sequence[int]) -> Iterator[slice]:
 
 def assert_equal_to(actual: Tensor, expected: Tensor, *, within: float) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=within)
+
+
+def attended(
+    attend: Callable[..., Tensor], inputs: dict[str, Tensor], visible_BTS: Tensor, *, dropout: float = 0.0
+) -> Tensor:
+    """Call an attention with queries, keys, values and, where there are more inputs, distances."""
+    query_BTNH, key_BSNH, value_BSNH, *others = inputs.values()
+    distances = Distances(*others) if others else None
+    return attend(query_BTNH, key_BSNH, value_BSNH, distances, mask=AttentionMask(visible_BTS), dropout=dropout)
 
 
 def difference(left: Tensor, right: Tensor) -> float:

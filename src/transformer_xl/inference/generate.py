@@ -94,7 +94,6 @@ class _CachedReader:
             mem_len=context.mem_len,
             clamp_len=context.clamp_len,
             same_length=context.same_length,
-            fixed_shapes=self._device.type == "cuda",
         )
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -143,7 +142,7 @@ class _WindowReader:
             segment = segment[:, self._segment_len :]
         self._segment = segment
         hidden = self._model(segment, self._memory).hidden_BTD
-        return self._model.head_log_probs(hidden[:, -1:])[:, 0]
+        return self._model.softmax.log_probs(hidden[:, -1:])[:, 0]
 
 
 class Made(NamedTuple):

@@ -1,35 +1,44 @@
-"""Attention as the equation reads: what every kernel is tested against.
+"""Attention as the equation reads, which every kernel is tested against, and the mask of what a query may look at.
 
-Letters: B lanes, T queries, M memory, S = M + T keys, R = S + 1 distances, N heads, H head width.
+Letters: B lanes, T queries, M memory slots, S = M + T keys, R = S + 1 distances, N heads, H head width.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_xl.model.mask import AttentionMask
+
+class Distances(NamedTuple):
+    """What scores know of distances (Dai et al., 2019, section 3.3).
+
+    Attributes:
+        position_RNH: projected sinusoids W_r r of the distances S-1 ... 0, in this order, and a row of no distance,
+            which `relative_shift` pushes into the corner that causality hides.
+        content_bias_NH: u, the global content bias.
+        position_bias_NH: v, the global position bias.
+    """
+
+    position_RNH: Tensor
+    content_bias_NH: Tensor
+    position_bias_NH: Tensor
 
 
-def content_scores(query_BTNH: Tensor, key_BSNH: Tensor) -> Tensor:
-    """Return q·k / sqrt(H), (B, N, T, S) (Vaswani et al., 2017, section 3.2.1)."""
-    product_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH, key_BSNH)
-    return product_BNTS.mul(query_BTNH.shape[-1] ** -0.5)
-
-
-def relative_scores(
-    *,
-    query_BTNH: Tensor,
-    key_BSNH: Tensor,
-    position_RNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
-) -> Tensor:
-    """Return ((q_i + u)·k_j + (q_i + v)·W_r r_{i-j}) / sqrt(H), (B, N, T, S); arguments as in `plain_attention`."""
-    content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + content_bias_NH, key_BSNH)
-    position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + position_bias_NH, position_RNH)
-    return (content_BNTS + relative_shift(position_BNTR)).mul(query_BTNH.shape[-1] ** -0.5)
+def attention_scores(query_BTNH: Tensor, key_BSNH: Tensor, distances: Distances | None = None) -> Tensor:
+    """Return ((q_i + u)·k_j + (q_i + v)·W_r r_{i-j}) / sqrt(H), (B, N, T, S); without distances q_i·k_j / sqrt(H)."""
+    scale = query_BTNH.shape[-1] ** -0.5
+    if distances is None:
+        return torch.einsum("btnh,bsnh->bnts", query_BTNH, key_BSNH).mul(scale)
+    content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + distances.content_bias_NH, key_BSNH)
+    position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + distances.position_bias_NH, distances.position_RNH)
+    return (content_BNTS + relative_shift(position_BNTR)).mul(scale)
 
 
 def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
@@ -63,45 +72,122 @@ def weighted_values(weight_BNTS: Tensor, value_BSNH: Tensor, *, dropout: float) 
 
 
 def plain_attention(
-    *,
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
-    position_RNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
+    distances: Distances | None,
+    *,
     mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
-    """Attend as the equation reads (Dai et al., 2019, section 3.3); every relative kernel has this signature.
+    """Attend as the equation reads; every kernel has this signature.
 
     Args:
         query_BTNH: queries of the segment.
         key_BSNH: keys of memory and segment.
         value_BSNH: values of memory and segment.
-        position_RNH: projected sinusoids W_r r of the distances S-1 ... 0, in this order, and a row of no distance,
-            which `relative_shift` pushes into the corner that causality hides.
-        content_bias_NH: u, the global content bias.
-        position_bias_NH: v, the global position bias.
+        distances: what scores know of distances; None: nothing.
         mask: which keys a query sees; at least one.
         dropout: probability with which an attention weight is dropped.
 
     Returns:
         (B, T, N, H).
     """
-    score_BNTS = relative_scores(
-        query_BTNH=query_BTNH,
-        key_BSNH=key_BSNH,
-        position_RNH=position_RNH,
-        content_bias_NH=content_bias_NH,
-        position_bias_NH=position_bias_NH,
-    )
-    return weighted_values(attention_weights(score_BNTS, mask), value_BSNH, dropout=dropout)
-
-
-def plain_content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
-) -> Tensor:
-    """Attend by `content_scores`; arguments and result as in `plain_attention`."""
-    weight_BNTS = attention_weights(content_scores(query_BTNH, key_BSNH), mask)
+    weight_BNTS = attention_weights(attention_scores(query_BTNH, key_BSNH, distances), mask)
     return weighted_values(weight_BNTS, value_BSNH, dropout=dropout)
+
+
+QUERIES_AT_ONCE = 128
+"""Most queries of a block: few enough to skip most keys that come after them, many enough for large products."""
+
+MANY_KEYS, KEYS_ROUNDED_TO = 1024, 128
+"""Of many keys a block begins at a multiple: libraries keep code, and memory, for each number that they have met."""
+
+
+class QueryBlock(NamedTuple):
+    """Neighbouring queries and what they see.
+
+    Attributes:
+        queries: which ones, of T.
+        keys: from the first to the last one that any of them sees in any lane, of S; of many, some before the first.
+        hidden: parts of these keys that not all of them see, and where they do not, (B, queries, keys of the part).
+    """
+
+    queries: slice
+    keys: slice
+    hidden: tuple[tuple[slice, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which keys each query sees: itself always, never a later one.
+
+    Attributes:
+        visible_BTS: True where it does.
+    """
+
+    visible_BTS: Tensor
+
+    @cached_property
+    def blocks(self) -> tuple[QueryBlock, ...]:
+        """The queries in blocks of nearly equal length.
+
+        On a CPU the mask is read, so that no product is made of keys that nobody sees; elsewhere the host would have to
+        wait for the device, and only causality is made use of.
+        """
+        _, queries, keys = self.visible_BTS.shape
+        count = math.ceil(queries / QUERIES_AT_ONCE)
+        edges = [round(queries * block / count) for block in range(count + 1)]
+        return tuple(self._block(slice(start, stop), end=keys - queries + stop) for start, stop in pairwise(edges))
+
+    def _block(self, queries: slice, *, end: int) -> QueryBlock:
+        mask_BtS = self.visible_BTS[:, queries, :end]
+        if mask_BtS.device.type != "cpu":
+            return QueryBlock(queries, slice(0, end), ((slice(0, end), ~mask_BtS),))
+        seen_S, seen_by_all_S = mask_BtS.any(dim=(0, 1)), mask_BtS.all(dim=(0, 1))
+        first = _first_true(seen_S, start=0)
+        # one piece of keys that all see needs no mask; what is before and after it does
+        whole = _first_true(seen_by_all_S, start=first)
+        if end - first >= MANY_KEYS:
+            first -= first % KEYS_ROUNDED_TO
+        after = _first_true(~seen_by_all_S, start=whole)
+        parts = [slice(start, stop) for start, stop in ((first, whole), (after, end)) if start < stop]
+        return QueryBlock(queries, slice(first, end), tuple((part, ~mask_BtS[:, :, part]) for part in parts))
+
+
+def _first_true(flags_S: Tensor, *, start: int) -> int:
+    found = flags_S[start:].nonzero()
+    return start + int(found[0]) if len(found) else len(flags_S)
+
+
+def attention_mask(
+    *,
+    length_B: Tensor,
+    slots: int,
+    segment_len: int,
+    mem_len: int,
+    same_length: bool,
+    resets_BT: Tensor | None,
+) -> AttentionMask:
+    """Return for each query of the segment which keys of memory and segment it sees; itself always.
+
+    Args:
+        length_B: valid slots of each lane's memory, the newest ones.
+        slots: M, the memory's slots; the keys are these followed by the segment's T tokens.
+        segment_len: T.
+        mem_len: with `same_length`, a query sees the last `mem_len` keys, itself included.
+        same_length: whether that limit holds.
+        resets_BT: tokens that begin a document: nothing before them is seen from there on.
+    """
+    key_S = torch.arange(slots + segment_len, device=length_B.device)
+    distance_TS = key_S[slots:, None] - key_S[None, :]
+    visible_TS = distance_TS >= 0
+    if same_length:
+        visible_TS = visible_TS & (distance_TS < mem_len)
+    valid_BS = key_S >= slots - length_B[:, None]
+    visible_BTS = visible_TS & valid_BS[:, None, :]
+    if resets_BT is not None:
+        document_BT = resets_BT.cumsum(dim=1)
+        document_BS = functional.pad(document_BT, (slots, 0))
+        visible_BTS = visible_BTS & (document_BT[:, :, None] == document_BS[:, None, :])
+    return AttentionMask(visible_BTS)

@@ -9,15 +9,17 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax, make_clusters
-from transformer_xl.model.flops import Flops
-from transformer_xl.model.memory import Memory, MemoryType
+from transformer_xl.model.memory import Memory
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.registry import lookup
+
+MemoryType = TypeVar("MemoryType", bound=Memory)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,27 @@ class AttentionWeights(NamedTuple):
     memory: Memory
 
 
+class Flops(NamedTuple):
+    """Useful operations of reading one segment in every lane, and of the gradients that would flow into memory.
+
+    Matrix products only, a multiplication and an addition each. A query's keys are counted as M + (T + 1) / 2, what
+    causality leaves; a tail of an adaptive softmax counts for the tokens that visit it. Recomputation does not count.
+    """
+
+    forward: int
+    into_memory: int
+
+    @property
+    def step(self) -> int:
+        """Operations of a training step: backward costs twice forward, less what would flow into memory."""
+        return 3 * self.forward - self.into_memory
+
+
 class LanguageModel(nn.Module, ABC):
     """A model that reads a lane segment by segment and carries a memory from one to the next.
 
-    One's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`, makes a `softmax`
-    besides what it is made of, and defines `empty_memory` and `forward`.
+    One's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`, makes `layers` and
+    a `softmax`, and defines `empty_memory` and `forward`.
 
     Attributes:
         config: what it was made from.
@@ -87,7 +105,7 @@ class LanguageModel(nn.Module, ABC):
         max_segment_len: the longest segment that the model can read; None: any.
         relative: whether predictions depend on distances alone, not on a token's place within its segment.
         attends: whether it looks at single tokens of its memory: longer memories and `same_length` then mean something.
-        compiles: whether `CompiledTraining` takes it.
+        compiles: whether `compiled_nll` takes it.
         vocabulary: set by `load_model` where the source has one.
     """
 
@@ -165,18 +183,10 @@ class LanguageModel(nn.Module, ABC):
             ValueError: the lanes of tokens and memory differ; lengths that the model cannot read with.
         """
 
-    def head_log_probs(self, hidden_BTD: Tensor) -> Tensor:
-        """Return log-probabilities (B, T, V) from the last hidden states."""
-        return self.softmax.log_probs(hidden_BTD)
-
-    def head_nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return losses (B, T) in nats from the last hidden states; 0 where the target is -100."""
-        return self.softmax.nll(hidden_BTD, targets_BT)
-
     def log_probs(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> LogProbs:
         """Predict the token after each position; arguments as in `forward`."""
         hidden_BTD, memory = self(tokens_BT, memory, resets_BT)
-        return LogProbs(self.head_log_probs(hidden_BTD), memory)
+        return LogProbs(self.softmax.log_probs(hidden_BTD), memory)
 
     def nll(
         self,
@@ -190,7 +200,7 @@ class LanguageModel(nn.Module, ABC):
         """Return each target's loss in nats; `targets_BT` is the next token of the same lane, -100: not counted."""
         with self.embedding.sharing_tables():
             hidden_BTD, memory = self(tokens_BT, memory, resets_BT, detach=detach)
-            return TokenLosses(self.head_nll(hidden_BTD, targets_BT), memory)
+            return TokenLosses(self.softmax.nll(hidden_BTD, targets_BT), memory)
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
         """Return what each key weighs to each token, before dropout; a ValueError where there is no attention."""
@@ -202,20 +212,38 @@ class LanguageModel(nn.Module, ABC):
         return sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.is_floating_point())
 
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        """Count useful operations; by the matrices alone, where a network does not know better.
+        """Count useful operations; by the layers' matrices alone, where a network does not know better.
 
         Args:
             batch_size: B.
             segment_len: T.
             cluster_shares: the share of each of `clusters` among the tokens.
         """
-        matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() > 1 and "embedding" not in name)
         tokens = batch_size * segment_len
-        return Flops(2 * tokens * matrices + self.clusters.flops(tokens=tokens, shares=cluster_shares), into_memory=0)
+        vocabulary = self.clusters.flops(tokens=tokens, shares=cluster_shares)
+        return Flops(2 * tokens * self._numbers_of_matrices() + vocabulary, into_memory=0)
 
-    def step_flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> int:
-        """Return the useful operations of a training step over one segment in every lane; see `flops`."""
-        return self.flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=cluster_shares).step
+    def _numbers_of_matrices(self) -> int:
+        layers = [(name, weight) for name, weight in self.named_parameters() if name.startswith("layers.")]
+        return sum(weight.numel() for name, weight in layers if weight.dim() == 2 and not name.endswith("bias"))
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw from torch's global generator, as published: N(0, init_std), layer-norm gains N(1, init_std), biases 0.
+
+        Projections of an adaptive vocabulary are N(0, proj_init_std); u and v, which are biases by name only, are
+        weights.
+        """
+        for name, parameter in self.named_parameters():
+            owner, _, own = name.rpartition(".")
+            if owner.endswith("norm") and own == "weight":
+                parameter.normal_(1.0, self.config.init_std)
+            elif own == "bias" or owner.endswith("biases") or own == "cluster_bias":
+                parameter.zero_()
+            elif owner.endswith("projections"):
+                parameter.normal_(0.0, self.config.proj_init_std)
+            else:
+                parameter.normal_(0.0, self.config.init_std)
 
     def own_context(self, *, segment_len: int) -> Context:
         """Return the context of the model's own lengths, with segments no longer than it can read."""
@@ -240,19 +268,12 @@ def make_model(config: ModelConfig, *, vocab_size: int) -> LanguageModel:
     return model
 
 
-def check_lanes(
-    tokens_BT: Tensor, batch_size: int, *, of: str = "memory", made_with: str = "empty_memory(batch_size={})"
-) -> None:
-    """Refuse, by a ValueError, tokens whose lanes are not those of the memory, or of what else `made_with` makes."""
-    if tokens_BT.dim() != 2:
+def check_lanes(tokens_BT: Tensor, batch_size: int) -> None:
+    """Refuse, by a ValueError, tokens whose lanes are not those of a memory or session."""
+    if tokens_BT.dim() != 2 or tokens_BT.shape[1] == 0:
         raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}, and must have two axes: lanes, tokens")
-    if tokens_BT.shape[1] == 0:
-        raise ValueError("tokens have 0 positions, and must have at least 1")
     if tokens_BT.shape[0] != batch_size:
-        raise ValueError(
-            f"tokens have {tokens_BT.shape[0]} lanes and the {of} has {batch_size}: make it with "
-            f"{made_with.format(tokens_BT.shape[0])}"
-        )
+        raise ValueError(f"tokens have {tokens_BT.shape[0]} lanes and the memory has {batch_size}")
 
 
 def of_kind(kind: type[MemoryType], memory: Memory) -> MemoryType:

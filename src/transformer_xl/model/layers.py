@@ -1,24 +1,23 @@
 """One layer: attention over memory and segment, then a feed-forward network.
 
-Letters: B lanes, T tokens, S = M + T keys, D width, N heads, H head width.
+Letters: B lanes, T tokens, M memory slots, S = M + T keys, D width, N heads, H head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transformer_xl.model.attention import attention_weights
+from transformer_xl.model.attention import AttentionMask, attention_weights
 from transformer_xl.model.kernels.linear import Linear
-from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model.positions import Encoding, PositionEncoding
 from transformer_xl.model_config import TransformerConfig
 
-ExtendKeyValue = Callable[[Tensor], Tensor]
-"""Returns keys and values of memory and segment, (2, N, B, S, H), for those of the segment."""
+Past = Tensor | Callable[[Tensor], Tensor]
+"""What came before a segment: a layer's inputs (B, M, D), or what puts keys and values of those before its own."""
 
 
 class SelfAttention(nn.Module):
@@ -72,8 +71,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
         key_BSNH = key_value_2NBSH[0].permute(1, 2, 0, 3)
-        scores = self._position[0].scores(self._queries(hidden_BTD), key_BSNH, encoding)
-        return attention_weights(scores, mask)
+        return attention_weights(self._position[0].scores(self._queries(hidden_BTD), key_BSNH, encoding), mask)
 
     def _queries(self, hidden_BTD: Tensor) -> Tensor:
         query_BTNH: Tensor = self.query(hidden_BTD).unflatten(-1, (self.n_head, -1))
@@ -103,30 +101,19 @@ def make_norm(config: TransformerConfig) -> nn.Module:
     return nn.RMSNorm(config.d_model, eps=1e-6) if config.norm == "rms" else nn.LayerNorm(config.d_model)
 
 
-class ReluNetwork(nn.Sequential):
-    """The published feed-forward network: two matrices with biases, dropout inside and after it."""
-
-    matrices = 2
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(
-            Linear(config.d_model, config.d_inner),
-            nn.ReLU(inplace=True),
-            make_dropout(config.dropout, variational=config.variational_dropout),
-            Linear(config.d_inner, config.d_model),
-            make_dropout(config.dropout, variational=config.variational_dropout),
-        )
-
-    @property
-    def last_weight(self) -> Tensor:
-        """The matrix whose products are added to the hidden states."""
-        return cast(Linear, self[3]).weight
+def relu_network(config: TransformerConfig) -> nn.Sequential:
+    """Make the published feed-forward network: two matrices with biases, dropout inside and after it."""
+    return nn.Sequential(
+        Linear(config.d_model, config.d_inner),
+        nn.ReLU(inplace=True),
+        make_dropout(config.dropout, variational=config.variational_dropout),
+        Linear(config.d_inner, config.d_model),
+        make_dropout(config.dropout, variational=config.variational_dropout),
+    )
 
 
 class SwiGlu(nn.Module):
     """A feed-forward network with a gate: down(silu(gate x) * up x) (Shazeer, 2020), dropout after it."""
-
-    matrices = 3
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -134,19 +121,11 @@ class SwiGlu(nn.Module):
         self.down = Linear(config.d_inner, config.d_model, bias=False)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
 
-    @property
-    def last_weight(self) -> Tensor:
-        """The matrix whose products are added to the hidden states."""
-        return self.down.weight
-
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return (B, T, D)."""
         gate, up = self.gate_up(hidden_BTD).chunk(2, dim=-1)
         fed_BTD: Tensor = self.dropout(self.down(functional.silu(gate) * up))
         return fed_BTD
-
-
-FEED_FORWARD: dict[str, type[ReluNetwork | SwiGlu]] = {"relu": ReluNetwork, "swiglu": SwiGlu}
 
 
 class DecoderLayer(nn.Module):
@@ -157,7 +136,7 @@ class DecoderLayer(nn.Module):
         self.pre_norm = config.pre_norm
         self.attention = SelfAttention(config, position)
         self.attention_norm = make_norm(config)
-        self.feed_forward = FEED_FORWARD[config.feed_forward](config)
+        self.feed_forward = SwiGlu(config) if config.feed_forward == "swiglu" else relu_network(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
 
@@ -165,19 +144,21 @@ class DecoderLayer(nn.Module):
         """Project layer inputs to keys and values (2, N, B, T, H)."""
         return self.attention.keys_and_values(self._normed(rows_BTD))
 
-    def forward(
-        self, *, hidden_BTD: Tensor, extend_kv: ExtendKeyValue, mask: AttentionMask, encoding: Encoding
-    ) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, past: Past, *, mask: AttentionMask, encoding: Encoding) -> Tensor:
         """Run the layer over one segment: (B, T, D).
 
         Args:
             hidden_BTD: the layer's input.
-            extend_kv: returns keys and values of memory and segment for those of the segment.
+            past: what came before the segment.
             mask: which keys each query sees.
             encoding: of the keys' positions.
         """
         normed_BTD = self._normed(hidden_BTD)
-        key_value_2NBSH = extend_kv(self.attention.keys_and_values(normed_BTD))
+        key_value_2NBTH = self.attention.keys_and_values(normed_BTD)
+        if isinstance(past, Tensor):
+            key_value_2NBSH = torch.cat([self.key_value(past.to(hidden_BTD.dtype)), key_value_2NBTH], dim=3)
+        else:
+            key_value_2NBSH = past(key_value_2NBTH)
         attended_BTD = self.attention(normed_BTD, key_value_2NBSH, mask=mask, encoding=encoding)
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
@@ -186,14 +167,6 @@ class DecoderLayer(nn.Module):
             hidden_BTD = self.attention_norm(hidden_BTD)
             hidden_BTD = self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
         return hidden_BTD
-
-    def attention_weights(
-        self, *, hidden_BTD: Tensor, extend_kv: ExtendKeyValue, mask: AttentionMask, encoding: Encoding
-    ) -> Tensor:
-        """Return what each key weighs to each query, (B, N, T, S), before dropout; arguments as in `forward`."""
-        normed_BTD = self._normed(hidden_BTD)
-        key_value_2NBSH = extend_kv(self.attention.keys_and_values(normed_BTD))
-        return self.attention.weights(normed_BTD, key_value_2NBSH, mask=mask, encoding=encoding)
 
     def _normed(self, hidden_BTD: Tensor) -> Tensor:
         normed_BTD: Tensor = self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD

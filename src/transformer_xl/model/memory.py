@@ -5,10 +5,9 @@ Letters: L layers, B lanes, M slots, T tokens of a segment, D width, K states of
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,58 +15,69 @@ from torch.nn import functional
 
 from transformer_xl.registry import lookup, register
 
-MemoryType = TypeVar("MemoryType", bound="Memory")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(ABC):
-    """What a model remembers of each lane, a frozen dataclass of tensors and plain values.
+class Memory:
+    """What a model remembers of each lane: a frozen dataclass of tensors and plain values.
 
-    A class is registered as `@register("memory", KIND)`, by which a checkpoint finds it again. The model reads its
-    capacity in tokens, `mem_len`, from here.
+    The name of each tensor ends with the letters of its axes, B being the lanes. A class is registered as
+    `@register("memory", KIND)`, by which a checkpoint finds it again. The model reads its capacity in tokens,
+    `mem_len`, from here.
+
+    Raises:
+        ValueError: `mem_len` is negative.
     """
 
     kind: ClassVar[str]
     mem_len: int
 
+    def __post_init__(self) -> None:
+        if self.mem_len < 0:
+            raise ValueError(f"mem_len is {self.mem_len}, and must be at least 0")
+
     @property
-    @abstractmethod
     def batch_size(self) -> int:
         """Number of lanes."""
+        name, tensor = next(iter(self._tensors().items()))
+        return tensor.shape[_lane_axis(name)]
 
-    @abstractmethod
     def lanes(self, lanes: slice) -> Self:
         """Return the memory of some lanes, as a copy of its own."""
+        return self._changed(lambda name, tensor: tensor[(slice(None),) * _lane_axis(name) + (lanes,)].clone())
 
     @classmethod
-    @abstractmethod
     def join(cls, memories: Sequence[Self]) -> Self:
         """Put the lanes of several memories of one model beside each other, in order."""
+        tensors = [memory._tensors() for memory in memories]
+        return memories[0]._changed(lambda name, _: torch.cat([each[name] for each in tensors], dim=_lane_axis(name)))
 
     def to(self, device: torch.device | str) -> Self:
-        return self._changed(lambda tensor: tensor.to(device))
+        return self._changed(lambda _, tensor: tensor.to(device))
 
     def detach(self) -> Self:
         """Return the same memory, through which no gradient flows."""
-        return self._changed(Tensor.detach)
+        return self._changed(lambda _, tensor: tensor.detach())
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers and tensors, `kind` among them, for a checkpoint."""
-        return {"kind": self.kind, **self._fields()}
+        return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the memory of which `state_dict` gave this."""
-        return cls(**{name: value for name, value in state.items() if name != "kind"})
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
 
-    def _fields(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def _changed(self, change: Callable[[str, Tensor], Tensor]) -> Self:
+        changed: dict[str, Any] = {name: change(name, tensor) for name, tensor in self._tensors().items()}
+        return replace(self, **changed)
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors: dict[str, Any] = {
-            name: change(value) for name, value in self._fields().items() if isinstance(value, Tensor)
-        }
-        return replace(self, **tensors)
+
+def _lane_axis(name: str) -> int:
+    return name.rpartition("_")[2].index("B")
+
+
+def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
+    """Return the memory of any kind of which `Memory.state_dict` gave this."""
+    cls = cast("type[Memory]", lookup("memory", state["kind"]).factory)
+    return cls(**{name: value for name, value in state.items() if name != "kind"})
 
 
 @register("memory", "hidden")
@@ -85,21 +95,13 @@ class HiddenMemory(Memory):
     length_B: Tensor
 
     @property
-    def batch_size(self) -> int:
-        return self.length_B.shape[0]
-
-    @property
     def slots(self) -> int:
         return self.hidden_LBMD.shape[2]
-
-    def lanes(self, lanes: slice) -> Self:
-        return replace(self, hidden_LBMD=self.hidden_LBMD[:, lanes].clone(), length_B=self.length_B[lanes].clone())
 
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:
         slots = max(memory.slots for memory in memories)
-        hidden_LBMD = torch.cat([memory.with_slots(slots).hidden_LBMD for memory in memories], dim=1)
-        return replace(memories[0], hidden_LBMD=hidden_LBMD, length_B=torch.cat([m.length_B for m in memories]))
+        return super().join([memory.with_slots(slots) for memory in memories])
 
     def with_slots(self, slots: int) -> Self:
         """Return the same memory with so many slots, the further ones empty."""
@@ -140,28 +142,6 @@ class StateMemory(Memory):
     kind = "state"
     state_KLBD: Tensor
 
-    @property
-    def batch_size(self) -> int:
-        return self.state_KLBD.shape[2]
-
-    def lanes(self, lanes: slice) -> Self:
-        return replace(self, state_KLBD=self.state_KLBD[:, :, lanes].clone())
-
-    @classmethod
-    def join(cls, memories: Sequence[Self]) -> Self:
-        return replace(memories[0], state_KLBD=torch.cat([memory.state_KLBD for memory in memories], dim=2))
-
-
-def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:
-    """Return the memory of any kind of which `Memory.state_dict` gave this."""
-    memory: Memory = cast("type[Memory]", lookup("memory", state["kind"]).factory).from_state(state)
-    return memory
-
-
-def join_lanes(memories: Sequence[MemoryType]) -> MemoryType:
-    """Put the lanes of several memories of one model beside each other, in order."""
-    return type(memories[0]).join(memories)
-
 
 def length_after(length_B: Tensor, *, segment_len: int, mem_len: int, resets_BT: Tensor | None) -> Tensor:
     """Count the valid slots of each lane after a segment of T tokens, of which `resets_BT` begin a document."""
@@ -178,9 +158,3 @@ def beyond(length_B: Tensor, *, slots: int) -> Tensor:
     """Return which slots are not valid: (B, M, 1)."""
     slot_M = torch.arange(slots, device=length_B.device)
     return (slot_M < slots - length_B[:, None])[..., None]
-
-
-def check_mem_len(mem_len: int) -> None:
-    """Refuse a negative capacity."""
-    if mem_len < 0:
-        raise ValueError(f"mem_len is {mem_len}, and must be at least 0")

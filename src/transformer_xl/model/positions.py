@@ -10,7 +10,7 @@ H head width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformer_xl.model.attention import (
+    AttentionMask,
+    Distances,
+    attention_scores,
     attention_weights,
-    content_scores,
-    relative_scores,
     relative_shift,
     weighted_values,
 )
-from transformer_xl.model.kernels import ATTENTION, CONTENT_ATTENTION
+from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.kernels.linear import Linear
-from transformer_xl.model.mask import AttentionMask
 from transformer_xl.model_config import PositionConfig, TransformerConfig
 from transformer_xl.registry import register
 from transformer_xl.settings import Width
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 Encoding = Mapping[str, Tensor]
 """What attention needs to know of the positions of a segment's keys, by name."""
+
+
+class Compared(NamedTuple):
+    """What scores are made of, as every kernel takes it; see `plain_attention`."""
+
+    query_BTNH: Tensor
+    key_BSNH: Tensor
+    distances: Distances | None = None
 
 
 class PositionEncoding(nn.Module):
@@ -48,25 +56,16 @@ class PositionEncoding(nn.Module):
         relative: whether predictions depend on distances alone, not on a token's place within its segment.
         clamps: whether distances above `clamp_len` count as it.
         has_biases: whether it has a u and v, which `untie_r` gives to each layer.
-        kernels: which values of `model.attention` it has an implementation for.
         scored: matrix products of every query with its keys: q·k, p·v, and q·r where a score knows the distance.
-        projects: whether each layer projects the encodings of all distances.
     """
 
     relative: ClassVar[bool] = True
     clamps: ClassVar[bool] = False
     has_biases: ClassVar[bool] = False
-    kernels: ClassVar[tuple[str, ...]] = ("auto", "plain")
     scored: ClassVar[int] = 2
-    projects: ClassVar[bool] = False
 
     def __init__(self, settings: Any, config: TransformerConfig) -> None:
-        """Make what all layers share.
-
-        Args:
-            settings: the encoding's own.
-            config: of the model.
-        """
+        """Make what all layers share, from the encoding's own settings and the model's."""
         super().__init__()
         self.settings = settings
         self.config = config
@@ -79,7 +78,15 @@ class PositionEncoding(nn.Module):
     @classmethod
     def rules(cls, config: TransformerConfig) -> Iterator[str]:
         """Yield a part of a sentence for each setting of a model that the encoding cannot work with."""
-        return iter(())
+        kind = config.position.kind
+        if config.untie_r and not cls.has_biases:
+            yield f"untie_r is true, and must be false with model.position {kind}, which has no u and v"
+        if config.attention not in ("auto", "plain") and not cls._takes_kernels():
+            yield f"attention is {config.attention!r}, and must be auto or plain with position {kind}"
+
+    @classmethod
+    def _takes_kernels(cls) -> bool:
+        return cls.scores is PositionEncoding.scores
 
     def add_to(self, attention: SelfAttention) -> None:
         """Add the parameters that each attention has of its own, before its output projection."""
@@ -106,17 +113,20 @@ class PositionEncoding(nn.Module):
         """Return what one layer's attention makes of `encode`'s result."""
         return encoding
 
-    def cached(self, encoding: Encoding) -> Encoding:
-        """Return a layer's encoding in the order in which `newest` is read fastest."""
-        return encoding
-
     def newest(self, encoding: Encoding, *, keys: int) -> Encoding | None:
         """Return a layer's encoding for fewer keys than it was made for, as views; None: it must be made anew."""
         return None if encoding else encoding
 
+    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
+        """Return queries and keys as they are compared, and what scores know of distances."""
+        return Compared(query_BTNH, key_BSNH)
+
     def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
-        """Return scores (B, N, T, S) as the equation reads; what is masked may be anything."""
-        return content_scores(query_BTNH, key_BSNH)
+        """Return scores (B, N, T, S) as the equation reads; what is masked may be anything.
+
+        An encoding that overrides this, and not `compared`, has no kernels.
+        """
+        return attention_scores(*self.compared(query_BTNH, key_BSNH, encoding))
 
     def attend(
         self,
@@ -124,12 +134,17 @@ class PositionEncoding(nn.Module):
         key_BSNH: Tensor,
         value_BSNH: Tensor,
         encoding: Encoding,
+        *,
         mask: AttentionMask,
         dropout: float,
     ) -> Tensor:
-        """Return what queries attend to, (B, T, N, H), by `scores` or a kernel that gives the same."""
-        score_BNTS = self.scores(query_BTNH, key_BSNH, encoding)
-        return weighted_values(attention_weights(score_BNTS, mask), value_BSNH, dropout=dropout)
+        """Return what queries attend to, (B, T, N, H), by `scores` or a kernel that computes the same."""
+        if not self._takes_kernels():
+            weight_BNTS = attention_weights(self.scores(query_BTNH, key_BSNH, encoding), mask)
+            return weighted_values(weight_BNTS, value_BSNH, dropout=dropout)
+        query_BTNH, key_BSNH, distances = self.compared(query_BTNH, key_BSNH, encoding)
+        attend = ATTENTION[self.config.attention]
+        return attend(query_BTNH, key_BSNH, value_BSNH, distances, mask=mask, dropout=dropout)
 
     def move_parameters_to(self, model: nn.Module) -> None:
         """Let the model hold the encoding's own parameters; they stay attributes of both."""
@@ -141,9 +156,6 @@ class PositionEncoding(nn.Module):
     def __getattr__(self, name: str) -> Any:
         of_model = self.__dict__.get("_of_model", {})
         return of_model[name] if name in of_model else super().__getattr__(name)
-
-
-# ---- distances
 
 
 def sinusoids(distance_S: Tensor, *, d_model: int, dtype: torch.dtype) -> Tensor:
@@ -175,9 +187,7 @@ class RelativeEncoding(PositionEncoding):
 
     clamps = True
     has_biases = True
-    kernels = tuple(ATTENTION)
     scored = 3
-    projects = True
 
     def __init__(self, settings: PositionConfig, config: TransformerConfig) -> None:
         super().__init__(settings, config)
@@ -185,7 +195,6 @@ class RelativeEncoding(PositionEncoding):
         self.content_bias = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.position_bias = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.sinusoid_dropout = nn.Dropout(config.dropout)
-        self._attend = ATTENTION[config.attention]
 
     def add_to(self, attention: SelfAttention) -> None:
         attention.position = Linear(self.config.d_model, self.config.n_head * self.config.d_head, bias=False)
@@ -200,16 +209,13 @@ class RelativeEncoding(PositionEncoding):
         """Return the projected distances, with a row of zeros for no distance, and the layer's u and v."""
         projection = cast(Linear, attention.position)
         position_SNH = projection(encoding["sinusoid_SD"]).unflatten(-1, (self.config.n_head, -1))
+        position_RNH = functional.pad(position_SNH, (0, 0, 0, 0, 0, 1))
         pair = layer if self.config.untie_r else 0
         return {
-            "position_RNH": functional.pad(position_SNH, (0, 0, 0, 0, 0, 1)),
+            "position_RNH": position_RNH if torch.is_grad_enabled() else _dense_by_head(position_RNH),
             "content_bias_NH": self.content_bias[pair],
             "position_bias_NH": self.position_bias[pair],
         }
-
-    def cached(self, encoding: Encoding) -> Encoding:
-        """Return it with a head's positions behind one another."""
-        return {**encoding, "position_RNH": _dense_by_head(encoding["position_RNH"])}
 
     def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
         position_RNH = encoding["position_RNH"][-keys - 1 :]
@@ -218,24 +224,12 @@ class RelativeEncoding(PositionEncoding):
             position_RNH = _dense_by_head(position_RNH)
         return {**encoding, "position_RNH": position_RNH}
 
-    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
-        return relative_scores(query_BTNH=query_BTNH, key_BSNH=key_BSNH, **encoding)
-
-    def attend(
-        self,
-        query_BTNH: Tensor,
-        key_BSNH: Tensor,
-        value_BSNH: Tensor,
-        encoding: Encoding,
-        mask: AttentionMask,
-        dropout: float,
-    ) -> Tensor:
-        return self._attend(
-            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, mask=mask, dropout=dropout, **encoding
-        )
+    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
+        return Compared(query_BTNH, key_BSNH, Distances(**encoding))
 
 
 def _dense_by_head(position_RNH: Tensor) -> Tensor:
+    """Return positions in the order in which blockwise attention reads them fastest."""
     return position_RNH.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -297,38 +291,8 @@ class ShawEncoding(PositionEncoding):
         return (content_BNTS + relative_shift(position_BNTR)).mul(query_BTNH.shape[-1] ** -0.5)
 
 
-# ---- contents alone
-
-
-class ContentEncoding(PositionEncoding):
-    """Positions that enter what is compared, or not at all; scores are q·k / sqrt(H)."""
-
-    kernels = tuple(CONTENT_ATTENTION)
-
-    def turned(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
-        """Return queries and keys as they are compared."""
-        return query_BTNH, key_BSNH
-
-    def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
-        return content_scores(*self.turned(query_BTNH, key_BSNH, encoding))
-
-    def attend(
-        self,
-        query_BTNH: Tensor,
-        key_BSNH: Tensor,
-        value_BSNH: Tensor,
-        encoding: Encoding,
-        mask: AttentionMask,
-        dropout: float,
-    ) -> Tensor:
-        query_BTNH, key_BSNH = self.turned(query_BTNH, key_BSNH, encoding)
-        return CONTENT_ATTENTION[self.config.attention](
-            query_BTNH=query_BTNH, key_BSNH=key_BSNH, value_BSNH=value_BSNH, mask=mask, dropout=dropout
-        )
-
-
 @register("position", "sinusoid", config=PositionConfig)
-class SinusoidEncoding(ContentEncoding):
+class SinusoidEncoding(PositionEncoding):
     """The sinusoid of the place in the segment, added to the scaled embedding (Vaswani et al., 2017, section 3.5).
 
     With a memory this is what relative encodings were invented against: place p of the segment before has the encoding
@@ -351,7 +315,7 @@ class LearnedConfig(PositionConfig):
 
 
 @register("position", "learned", config=LearnedConfig)
-class LearnedEncoding(ContentEncoding):
+class LearnedEncoding(PositionEncoding):
     """A learned encoding of the place in the segment, added to every layer's input (Al-Rfou et al., 2018, section 2.3).
 
     Memory keeps the sums. No segment can be longer than there are places.
@@ -378,7 +342,7 @@ class RotaryConfig(PositionConfig):
 
 
 @register("position", "rotary", config=RotaryConfig)
-class RotaryEncoding(ContentEncoding):
+class RotaryEncoding(PositionEncoding):
     """Queries and keys turned by their slots, so that a score depends on their distance alone (Su et al., 2021).
 
     Memory holds keys that are not turned, and can be read again from any segment.
@@ -386,6 +350,7 @@ class RotaryEncoding(ContentEncoding):
 
     @classmethod
     def rules(cls, config: TransformerConfig) -> Iterator[str]:
+        yield from super().rules(config)
         if config.d_head % 2:
             yield f"d_head is {config.d_head}, and must be even: rotary positions turn pairs"
 
@@ -402,13 +367,11 @@ class RotaryEncoding(ContentEncoding):
         """Return the angles of the slots 0 ... keys-1: only their distances matter."""
         return {name: angle_SH[:keys] for name, angle_SH in encoding.items()}
 
-    def turned(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
+    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
         cos_SH, sin_SH = encoding["cos_SH"], encoding["sin_SH"]
         queries = query_BTNH.shape[1]
-        return (
-            apply_rotary(query_BTNH, cos_SH[-queries:], sin_SH[-queries:]),
-            apply_rotary(key_BSNH, cos_SH, sin_SH),
-        )
+        turned_BTNH = apply_rotary(query_BTNH, cos_SH[-queries:], sin_SH[-queries:])
+        return Compared(turned_BTNH, apply_rotary(key_BSNH, cos_SH, sin_SH))
 
 
 def apply_rotary(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:

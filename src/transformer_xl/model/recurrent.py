@@ -8,44 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.base import Flops, LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.flops import Flops, recurrent_flops
-from transformer_xl.model.init import init_weights
 from transformer_xl.model.layers import make_dropout
-from transformer_xl.model.memory import Memory, StateMemory, check_mem_len
+from transformer_xl.model.memory import Memory, StateMemory
 from transformer_xl.model_config import RecurrentConfig
 from transformer_xl.registry import register
 
-
-class Cell(NamedTuple):
-    """A kind of cell, of K states, with `gates` D x D matrices for the input and as many for the state."""
-
-    network: type[nn.RNN | nn.GRU | nn.LSTM]
-    states: int
-    gates: int
-
-
-CELLS = {
-    "rnn": Cell(nn.RNN, states=1, gates=1),
-    "gru": Cell(nn.GRU, states=1, gates=3),
-    "lstm": Cell(nn.LSTM, states=2, gates=4),
-}
+CELLS: dict[str, type[nn.RNN | nn.GRU | nn.LSTM]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class RecurrentLayer(nn.Module):
     """One layer of cells, whatever their states."""
 
-    def __init__(self, cell: Cell, *, d_model: int) -> None:
+    def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
-        self.d_model = d_model
-        self.is_lstm = cell.network is nn.LSTM
-        self.network = cell.network(d_model, d_model, batch_first=True)
+        self.d_model = config.d_model
+        self.is_lstm = config.kind == "lstm"
+        self.network = CELLS[config.kind](config.d_model, config.d_model, batch_first=True)
 
     def forward(
         self, input_BTD: Tensor, state_KBD: Tensor, pieces: Sequence[slice], resets_BT: Tensor | None
@@ -55,17 +39,14 @@ class RecurrentLayer(nn.Module):
         for piece in pieces:
             if resets_BT is not None:
                 state_KBD = state_KBD.masked_fill(resets_BT[None, :, piece.start, None], 0)
-            output_BTD, state_KBD = self._read(input_BTD[:, piece], state_KBD)
+            if self.is_lstm:
+                hidden_cell = (state_KBD[:1].contiguous(), state_KBD[1:].contiguous())
+                output_BTD, after = self.network(input_BTD[:, piece], hidden_cell)
+                state_KBD = torch.cat(after)
+            else:
+                output_BTD, state_KBD = self.network(input_BTD[:, piece], state_KBD)
             outputs.append(output_BTD)
         return torch.cat(outputs, dim=1), state_KBD
-
-    def _read(self, input_BTD: Tensor, state_KBD: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.is_lstm:
-            output_BTD, after_KBD = self.network(input_BTD, state_KBD)
-            return output_BTD, after_KBD
-        hidden_cell = (state_KBD[:1].contiguous(), state_KBD[1:].contiguous())
-        output_BTD, after = self.network(input_BTD, hidden_cell)
-        return output_BTD, torch.cat(after)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -96,20 +77,20 @@ class RecurrentModel(LanguageModel):
 
     def __init__(self, config: RecurrentConfig, *, vocab_size: int) -> None:
         super().__init__(config, vocab_size=vocab_size)
-        self.cell = CELLS[config.kind]
-        layers = [RecurrentLayer(self.cell, d_model=config.d_model) for _ in range(config.n_layer)]
+        layers = [RecurrentLayer(config) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
-        init_weights(self)
+        self.init_weights()
         for layer in layers:
             layer.init_weights()
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
-        mem_len = self.mem_len if mem_len is None else mem_len
-        check_mem_len(mem_len)
-        shape = (self.cell.states, len(self.layers), batch_size, self.config.d_model)
-        return StateMemory(state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=mem_len)
+        states = 2 if self.config.kind == "lstm" else 1
+        shape = (states, len(self.layers), batch_size, self.config.d_model)
+        return StateMemory(
+            state_KLBD=self.embedding.weights[0].new_zeros(shape), mem_len=self.mem_len if mem_len is None else mem_len
+        )
 
     def forward(
         self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
@@ -132,14 +113,9 @@ class RecurrentModel(LanguageModel):
         return ModelOutput(hidden_BTD, replace(memory, state_KLBD=state_KLBD))
 
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        return recurrent_flops(
-            self.config,
-            self.clusters,
-            gates=self.cell.gates,
-            batch_size=batch_size,
-            segment_len=segment_len,
-            cluster_shares=cluster_shares,
-        )
+        flops = super().flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=cluster_shares)
+        # half of the matrices are of the state, and the first token's state is memory
+        return flops._replace(into_memory=batch_size * self._numbers_of_matrices())
 
 
 def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:

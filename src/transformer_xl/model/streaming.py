@@ -3,23 +3,21 @@
 A model's memory holds layer inputs, whose keys and values every segment computes anew, as training must: weights have
 changed since. Here they are computed once, so that a token costs its own projections and not those of its memory.
 
-Letters: B lanes, T tokens, D width, V vocabulary, L layers, M memory slots, S = M + T keys, N heads, H head width,
-C room for tokens, K kept tokens.
+Letters: B lanes, T tokens, D width, V vocabulary, M memory slots, S = M + T keys, N heads, H head width, C room for
+tokens, K kept tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
-from transformer_xl.model.layers import DecoderLayer, ExtendKeyValue
-from transformer_xl.model.mask import attention_mask
-from transformer_xl.model.memory import HiddenMemory, Memory, beyond, check_mem_len, length_after
+from transformer_xl.model.memory import HiddenMemory, Memory, beyond, length_after
 from transformer_xl.model.positions import Encoding
 from transformer_xl.model.transformer import Transformer
 
@@ -28,43 +26,31 @@ class KVCache:
     """Keys and values of one layer, newest last, in memory with room for more.
 
     New ones are written behind the others, and all are read where they lie. When the room is used up, those that are
-    still wanted move to the front, or to a larger place if that would leave less room than half of what they take: a
-    text costs a few copies of each token, however long it is, and a short one no more memory than its own.
+    still wanted move to a new place with room for half as many: a text costs a few copies of each token, however long
+    it is, and a short one no more memory than its own.
     """
 
     def __init__(self) -> None:
-        self._buffer_2NBCH = torch.empty(0)
+        self._buffer_2NBCH = torch.empty(2, 0, 0, 0, 0)
         self._end = 0
 
     def append(self, key_value_2NBTH: Tensor, *, keep: int) -> Tensor:
         """Write keys and values of new tokens; return them with the `keep` before them, a view."""
-        tokens = key_value_2NBTH.shape[3]
-        if self._buffer_2NBCH.dim() == 1 or self._end + tokens > self._buffer_2NBCH.shape[3]:
-            self._make_room(key_value_2NBTH, keep=keep)
+        *outer, tokens, width = key_value_2NBTH.shape
         start, self._end = self._end, self._end + tokens
+        if self._end > self._buffer_2NBCH.shape[3]:
+            room = keep + tokens + max(tokens, keep // 2)
+            with torch.inference_mode(False):  # a normal tensor, which can be written to after that mode as well
+                larger_2NBCH = key_value_2NBTH.new_empty(*outer, room, width)
+            if keep:
+                larger_2NBCH[:, :, :, :keep] = self._buffer_2NBCH[:, :, :, start - keep : start]
+            self._buffer_2NBCH, start, self._end = larger_2NBCH, keep, keep + tokens
         self._buffer_2NBCH[:, :, :, start : self._end] = key_value_2NBTH
         return self.newest(keep + tokens)
 
     def newest(self, count: int) -> Tensor:
         """Return the last `count` keys and values (2, N, B, K, H), a view."""
         return self._buffer_2NBCH[:, :, :, self._end - count : self._end]
-
-    def clear(self) -> None:
-        self._end = 0
-
-    def _make_room(self, like_2NBTH: Tensor, *, keep: int) -> None:
-        *outer, tokens, width = like_2NBTH.shape
-        wanted = keep + tokens + max(tokens, keep // 2)
-        kept_2NBKH = self.newest(keep) if keep else None
-        if self._buffer_2NBCH.dim() == 1 or self._buffer_2NBCH.shape[3] < wanted:
-            # a normal tensor even in inference mode, so that it can be written to after it as well
-            with torch.inference_mode(False):
-                self._buffer_2NBCH = like_2NBTH.new_empty(*outer, wanted, width)
-        elif kept_2NBKH is not None and self._end < 2 * keep:
-            kept_2NBKH = kept_2NBKH.clone()  # old place and new one overlap
-        if kept_2NBKH is not None:
-            self._buffer_2NBCH[:, :, :, :keep] = kept_2NBKH
-        self._end = keep
 
 
 class Stream:
@@ -80,12 +66,10 @@ class Stream:
     """
 
     def __init__(self, model: LanguageModel, *, batch_size: int, mem_len: int) -> None:
-        check_mem_len(mem_len)
         self.batch_size = batch_size
         self.mem_len = mem_len
         self._model = model
-        self._memory = model.empty_memory(batch_size, mem_len)
-        self._forgotten: set[int] = set()
+        self._memory: Memory = model.empty_memory(batch_size, mem_len)
 
     @torch.no_grad()
     def log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
@@ -95,49 +79,45 @@ class Stream:
             tokens_BT: token ids, int64.
             resets_BT: True where a token begins a document and must see nothing before it.
         """
-        return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT))
+        return self._model.softmax.log_probs(self._hidden(tokens_BT, resets_BT))
 
     @torch.no_grad()
     def next_log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
         """Read the next tokens, and return log-probabilities (B, V) of the token after the last of them."""
-        return self._model.head_log_probs(self._hidden(tokens_BT, resets_BT)[:, -1:])[:, 0]
+        return self._model.softmax.log_probs(self._hidden(tokens_BT, resets_BT)[:, -1:])[:, 0]
 
     @torch.no_grad()
     def nll(self, tokens_BT: Tensor, targets_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
         """Read the next tokens, and return losses (B, T) in nats, 0 where the target is -100."""
-        return self._model.head_nll(self._hidden(tokens_BT, resets_BT), targets_BT)
+        return self._model.softmax.nll(self._hidden(tokens_BT, resets_BT), targets_BT)
 
     @torch.no_grad()
     def reset(self, lanes: Sequence[int] | slice | None = None) -> None:
         """Forget what lanes have read, named by numbers or a slice; None: all."""
-        if lanes is None or isinstance(lanes, slice):
-            lanes = range(self.batch_size)[lanes or slice(None)]
-        self._forget(lanes)
+        every = range(self.batch_size)
+        self._forget(every[lanes or slice(None)] if lanes is None or isinstance(lanes, slice) else lanes)
 
+    def _forget(self, lanes: Sequence[int]) -> None:
+        empty, memory = self._model.empty_memory(1, self.mem_len), self._memory
+        kept = [empty if lane in lanes else memory.lanes(slice(lane, lane + 1)) for lane in range(self.batch_size)]
+        self._memory = type(memory).join(kept)
+
+    @torch.no_grad()
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
         self._memory = memory
-        self._forgotten.clear()
 
     def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
-        check_lanes(tokens_BT, self.batch_size, of="session", made_with="stream(model, batch_size={})")
+        check_lanes(tokens_BT, self.batch_size)
         # the layers' own flag: models that share them, see `with_context`, each have one of their own besides
         if any(module.training for module in self._model.children()):
             raise ValueError("a session needs weights that stay as they are: call eval() on the model first")
         return self._read(tokens_BT, resets_BT)
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
-        if self._forgotten:
-            resets_BT = torch.zeros_like(tokens_BT, dtype=torch.bool) if resets_BT is None else resets_BT.clone()
-            for lane in self._forgotten:
-                resets_BT[lane, 0].fill_(True)
-            self._forgotten.clear()
-        hidden: ModelOutput = self._model(tokens_BT, self._memory, resets_BT)
-        self._memory = hidden.memory
-        return hidden.hidden_BTD
-
-    def _forget(self, lanes: Sequence[int]) -> None:
-        self._forgotten.update(lanes)
+        output: ModelOutput = self._model(tokens_BT, self._memory, resets_BT)
+        self._memory = output.memory
+        return output.hidden_BTD
 
 
 class KeyValueStream(Stream):
@@ -145,90 +125,57 @@ class KeyValueStream(Stream):
 
     _model: Transformer
 
-    def __init__(self, model: Transformer, *, batch_size: int, mem_len: int, fixed_shapes: bool) -> None:
+    def __init__(self, model: Transformer, *, batch_size: int, mem_len: int) -> None:
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
-        self._layers = cast("Sequence[DecoderLayer]", model.layers)
         self._reader: Transformer | None = None
-        self._fixed_shapes = fixed_shapes
-        self._caches = [KVCache() for _ in model.layers]
-        self._encodings: Sequence[Encoding] = ()
+        self._encoding_L: Sequence[Encoding] = ()  # of `_encoded` keys
         self._encoded = 0
-        self._newest: tuple[int, Sequence[Encoding]] = 0, ()
-        self._slots = 0
-        self._length_B = model.empty_memory(batch_size, mem_len).length_B
+        self._newest_L: Sequence[Encoding] = ()  # of `_keys` keys
+        self._keys = 0
+        self.start_from(self._memory)
 
     @torch.no_grad()
     def start_from(self, memory: Memory) -> None:
         memory = of_kind(HiddenMemory, memory).zeroed()
         self._slots = min(memory.slots, self.mem_len)
         self._length_B = memory.length_B.clamp(max=self.mem_len)
-        for cache, layer, hidden_BMD in zip(self._caches, self._layers, memory.hidden_LBMD, strict=True):
-            cache.clear()
-            if self._slots:
+        self._caches = [KVCache() for _ in self._model.layers]
+        if self._slots:
+            for cache, layer, hidden_BMD in zip(self._caches, self._model.layers, memory.hidden_LBMD, strict=True):
                 cache.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
         self._zero_forgotten()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
-        model, segment_len = self._model, tokens_BT.shape[1]
-        model.check_context(segment_len=segment_len, mem_len=self.mem_len)
-        embedded_BTD = model.embed(tokens_BT)
-        if self._fixed_shapes and self._slots < self.mem_len:
-            self._fill_slots(embedded_BTD[:, :1])
-        # the first query is one of the `mem_len` keys that it sees
-        slots = min(self._slots, self.mem_len - 1) if model.same_length else self._slots
-        mask = attention_mask(
-            length_B=self._length_B,
-            slots=slots,
-            segment_len=segment_len,
-            mem_len=self.mem_len,
-            same_length=model.same_length,
-            resets_BT=resets_BT,
-        )
-
-        def extend_kv(index: int, layer: DecoderLayer) -> ExtendKeyValue:
-            return partial(self._caches[index].append, keep=slots)
-
         if self._reader is None:  # not before the first piece: until then a model may be in training mode
-            self._reader = model.with_prepacked_layers()
-        hidden_BTD, _ = self._reader.run_layers(
-            embedded_BTD,
-            extend_kv=extend_kv,
-            mask=mask,
-            encodings=self._encodings_of(keys=slots + segment_len, like=embedded_BTD),
-        )
+            self._reader = self._model.with_prepacked_layers()
+        segment_len = tokens_BT.shape[1]
+        # the first query is one of the `mem_len` keys that it sees
+        slots = min(self._slots, self.mem_len - 1) if self._model.same_length else self._slots
+        hidden_BTD = self._reader.read(
+            tokens_BT,
+            [partial(cache.append, keep=slots) for cache in self._caches],
+            slots=slots,
+            length_B=self._length_B,
+            mem_len=self.mem_len,
+            resets_BT=resets_BT,
+            encodings=self._encodings,
+        ).hidden_BTD
         self._slots = min(slots + segment_len, self.mem_len)
         self._length_B = length_after(
             self._length_B, segment_len=segment_len, mem_len=self.mem_len, resets_BT=resets_BT
         )
         return hidden_BTD
 
-    def _fill_slots(self, like_B1D: Tensor) -> None:
-        """Put zeros, which nobody sees, before what was read, so that there is a key for every slot."""
-        missing = self.mem_len - self._slots
-        for cache, layer in zip(self._caches, self._layers, strict=True):
-            like_2NB1H = layer.key_value(like_B1D)
-            kept = cache.newest(self._slots).clone() if self._slots else None
-            cache.clear()
-            cache.append(like_2NB1H.new_zeros(*like_2NB1H.shape[:3], missing, like_2NB1H.shape[4]), keep=0)
-            if kept is not None:
-                cache.append(kept, keep=missing)
-        self._slots = self.mem_len
-
-    def _encodings_of(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
-        if keys != self._newest[0]:
-            self._newest = keys, self._newest_encodings(keys=keys, like=like)
-        return self._newest[1]
-
-    def _newest_encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
-        position = self._model.position
+    def _encodings(self, *, keys: int, like: Tensor) -> Sequence[Encoding]:
         if keys > self._encoded:  # more than ever before
             self._encoded = min(keys + keys // 2, self.mem_len + 2 * like.shape[1])
-            self._encodings = [
-                position.cached(encoding) for encoding in self._model.encodings(keys=self._encoded, like=like)
-            ]
-        newest = [position.newest(encoding, keys=keys) for encoding in self._encodings]
-        kept = [encoding for encoding in newest if encoding is not None]
-        return kept if len(kept) == len(newest) else self._model.encodings(keys=keys, like=like)
+            self._encoding_L = self._model.encodings(keys=self._encoded, like=like)
+        if keys != self._keys:
+            newest = [self._model.position.newest(encoding, keys=keys) for encoding in self._encoding_L]
+            kept = [encoding for encoding in newest if encoding is not None]
+            self._newest_L = kept if len(kept) == len(newest) else self._model.encodings(keys=keys, like=like)
+            self._keys = keys
+        return self._newest_L
 
     def _forget(self, lanes: Sequence[int]) -> None:
         self._length_B = self._length_B.clone()
@@ -251,7 +198,6 @@ def stream(
     mem_len: int | None = None,
     clamp_len: int | Literal["model"] | None = "model",
     same_length: bool | None = None,
-    fixed_shapes: bool = False,
 ) -> Stream:
     """Begin to read lanes of text under weights that stay as they are, each as if from its beginning.
 
@@ -261,8 +207,6 @@ def stream(
         mem_len: how many tokens from before a piece are seen; None: as many as the model's own memory holds.
         clamp_len: distances above it count as it; None: no limit; "model": the model's own.
         same_length: whether every query sees `mem_len` keys; None: the model's own.
-        fixed_shapes: whether pieces of one length are read with tensors of the same shapes from the first on, as
-            compilers and a GPU's allocator like them, at the cost of a full memory; a recurrent state's are anyway.
 
     Returns:
         A session: see `Stream`. Attention keeps keys and values, a recurrent network its state; on a CPU, layers that
@@ -277,5 +221,5 @@ def stream(
     )
     mem_len = model.mem_len if mem_len is None else mem_len
     if isinstance(reader, Transformer):
-        return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len, fixed_shapes=fixed_shapes)
+        return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len)
     return Stream(reader, batch_size=batch_size, mem_len=mem_len)

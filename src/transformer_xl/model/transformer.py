@@ -7,47 +7,41 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.base import AttentionWeights, LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.attention import attention_mask
+from transformer_xl.model.base import (
+    AttentionWeights,
+    Flops,
+    LanguageModel,
+    ModelOutput,
+    TokenLosses,
+    check_lanes,
+    of_kind,
+)
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.flops import Flops, LayerProducts, transformer_flops
-from transformer_xl.model.init import init_weights, shrink_residual_weights
 from transformer_xl.model.kernels.linear import prepack
-from transformer_xl.model.layers import FEED_FORWARD, DecoderLayer, ExtendKeyValue, make_dropout, make_norm
-from transformer_xl.model.mask import AttentionMask, attention_mask
-from transformer_xl.model.memory import HiddenMemory, Memory, check_mem_len
+from transformer_xl.model.layers import DecoderLayer, Past, make_dropout, make_norm
+from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.positions import Encoding, PositionEncoding
 from transformer_xl.model_config import TransformerConfig
 from transformer_xl.registry import lookup, register
 
 
-class LayerRun(NamedTuple):
+class SegmentRead(NamedTuple):
     """The last hidden states of a segment (B, T, D), and what each layer read."""
 
     hidden_BTD: Tensor
     inputs_LBTD: list[Tensor]
 
 
-@dataclass(frozen=True)
-class ConcatMemory:
-    """Puts a segment's keys and values behind those that a layer makes of its inputs of earlier segments."""
-
-    layer: DecoderLayer
-    memory_BMD: Tensor
-
-    def __call__(self, key_value_2NBTH: Tensor) -> Tensor:
-        """Return keys and values of memory and segment (2, N, B, S, H)."""
-        return torch.cat([self.layer.key_value(self.memory_BMD), key_value_2NBTH], dim=3)
-
-
-def call_layer(layer: DecoderLayer, **arguments: Any) -> Tensor:
+def call_layer(layer: DecoderLayer, *args: Any, **kwargs: Any) -> Tensor:
     """Run a layer, as `torch.compile` takes it: a function of the layer and its arguments."""
-    output_BTD: Tensor = layer(**arguments)
+    output_BTD: Tensor = layer(*args, **kwargs)
     return output_BTD
 
 
@@ -56,7 +50,8 @@ class Transformer(LanguageModel):
     """Transformer-XL, and what differs from it in positions, norms and feed-forward networks.
 
     With RMSNorm before each half there is a last norm after the layers (none with LayerNorm, as published), and initial
-    weights are GPT-2's; see `shrink_residual_weights`.
+    weights are GPT-2's (Radford et al., 2019): what is added to the hidden states is drawn sqrt(2 L) times smaller, so
+    that their sum does not grow with the layers.
 
     Attributes:
         position: how positions enter.
@@ -73,12 +68,22 @@ class Transformer(LanguageModel):
         self.position: PositionEncoding = self.position_class(config)(config.position, config)
         self.relative = self.position.relative
         self.position.move_parameters_to(self)
-        self.layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.n_layer))
+        layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.n_layer))
+        self.layers = cast("Sequence[DecoderLayer]", layers)
         self.last_norm = make_norm(config) if config.norm == "rms" and config.pre_norm else nn.Identity()
         self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
-        init_weights(self)
-        if config.norm == "rms":
-            shrink_residual_weights(self)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        super().init_weights()
+        if self.config.norm == "layer":
+            return
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output.weight", "feed_forward.down.weight", "feed_forward.3.weight")):
+                parameter.mul_((2 * self.config.n_layer) ** -0.5)
 
     @staticmethod
     def position_class(config: TransformerConfig) -> type[PositionEncoding]:
@@ -93,93 +98,80 @@ class Transformer(LanguageModel):
     def longest_segment(cls, config: TransformerConfig) -> int | None:
         return cls.position_class(config).longest_segment(config.position)
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Return the first layer's input (B, T, D)."""
-        embedded_BTD: Tensor = self.dropout(self.position.embed(self.embedding(tokens_BT)))
-        return embedded_BTD
+    def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
+        weight = self.embedding.weights[0]
+        return HiddenMemory(
+            hidden_LBMD=weight.new_zeros(len(self.layers), batch_size, 0, self.config.d_model),
+            length_B=torch.zeros(batch_size, dtype=torch.int64, device=weight.device),
+            mem_len=self.mem_len if mem_len is None else mem_len,
+        )
+
+    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
+        empty = self.empty_memory(batch_size, mem_len)
+        return replace(empty.with_slots(empty.mem_len), length_B=torch.full_like(empty.length_B, empty.mem_len))
 
     def encodings(self, *, keys: int, like: Tensor) -> list[Encoding]:
         """Return each layer's encoding of the positions of memory's and the segment's keys, S in all."""
         encoding = self.position.encode(keys=keys, clamp_len=self.clamp_len, like=like)
-        return [
-            self.position.project(encoding, layer.attention, index)
-            for index, layer in enumerate(cast("Sequence[DecoderLayer]", self.layers))
-        ]
-
-    def empty_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
-        return self._memory(batch_size=batch_size, slots=0, mem_len=self.mem_len if mem_len is None else mem_len)
-
-    def zero_memory(self, batch_size: int, mem_len: int | None = None) -> HiddenMemory:
-        mem_len = self.mem_len if mem_len is None else mem_len
-        return self._memory(batch_size=batch_size, slots=mem_len, mem_len=mem_len)
-
-    def _memory(self, *, batch_size: int, slots: int, mem_len: int) -> HiddenMemory:
-        check_mem_len(mem_len)
-        weight = self.embedding.weights[0]
-        return HiddenMemory(
-            hidden_LBMD=weight.new_zeros(len(self.layers), batch_size, slots, self.config.d_model),
-            length_B=torch.full((batch_size,), slots, device=weight.device),
-            mem_len=mem_len,
-        )
-
-    def memory_size(self, mem_len: int) -> int:
-        return len(self.layers) * mem_len * self.config.d_model
+        return [self.position.project(encoding, layer.attention, index) for index, layer in enumerate(self.layers)]
 
     def forward(
         self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
     ) -> ModelOutput:
         memory = of_kind(HiddenMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
-        segment_len, slots = tokens_BT.shape[1], memory.slots
-        self.check_context(segment_len=segment_len, mem_len=memory.mem_len)
         memory = (memory.detach() if detach else memory).zeroed()
-        mask = attention_mask(
+        read = self.read(
+            tokens_BT,
+            memory.hidden_LBMD.unbind(0),
+            slots=memory.slots,
             length_B=memory.length_B,
-            slots=slots,
-            segment_len=segment_len,
             mem_len=memory.mem_len,
-            same_length=self.same_length,
             resets_BT=resets_BT,
         )
-        embedded_BTD = self.embed(tokens_BT)
+        inputs_LBTD = [rows_BTD.detach() for rows_BTD in read.inputs_LBTD] if detach else read.inputs_LBTD
+        return ModelOutput(read.hidden_BTD, memory.after(inputs_LBTD, resets_BT=resets_BT))
 
-        def extend_kv(index: int, layer: DecoderLayer) -> ExtendKeyValue:
-            return ConcatMemory(layer, memory.hidden_LBMD[index].to(embedded_BTD.dtype))
-
-        encodings = self.encodings(keys=slots + segment_len, like=embedded_BTD)
-        hidden_BTD, inputs_LBTD = self.run_layers(embedded_BTD, extend_kv=extend_kv, mask=mask, encodings=encodings)
-        if detach:
-            inputs_LBTD = [rows_BTD.detach() for rows_BTD in inputs_LBTD]
-        return ModelOutput(hidden_BTD, memory.after(inputs_LBTD, resets_BT=resets_BT))
-
-    def run_layers(
+    def read(
         self,
-        hidden_BTD: Tensor,
+        tokens_BT: Tensor,
+        past_L: Sequence[Past],
         *,
-        extend_kv: Callable[[int, DecoderLayer], ExtendKeyValue],
-        mask: AttentionMask,
-        encodings: Sequence[Encoding],
-    ) -> LayerRun:
+        slots: int,
+        length_B: Tensor,
+        mem_len: int,
+        resets_BT: Tensor | None,
+        encodings: Callable[..., Sequence[Encoding]] | None = None,
+    ) -> SegmentRead:
         """Run all layers over one segment.
 
         Args:
-            hidden_BTD: what `embed` returned.
-            extend_kv: for a layer's number and itself, returns what puts memory's keys and values before its own.
-            mask: which keys each query sees.
-            encodings: of positions, for each layer.
+            tokens_BT: token ids.
+            past_L: for each layer what came before.
+            slots: M, how many keys these make.
+            length_B: how many of the newest of them each lane may look at.
+            mem_len: the memory's capacity.
+            resets_BT: tokens that begin a document.
+            encodings: what stands for `self.encodings`.
         """
+        segment_len = tokens_BT.shape[1]
+        self.check_context(segment_len=segment_len, mem_len=mem_len)
+        mask = attention_mask(
+            length_B=length_B,
+            slots=slots,
+            segment_len=segment_len,
+            mem_len=mem_len,
+            same_length=self.same_length,
+            resets_BT=resets_BT,
+        )
+        hidden_BTD: Tensor = self.dropout(self.position.embed(self.embedding(tokens_BT)))
+        encoding_L = (encodings or self.encodings)(keys=slots + segment_len, like=hidden_BTD)
         inputs_LBTD = []
-        for index, layer in enumerate(cast("Sequence[DecoderLayer]", self.layers)):
+        for index, layer in enumerate(self.layers):
             hidden_BTD = self.position.layer_input(hidden_BTD, index)
             inputs_LBTD.append(hidden_BTD)
-            hidden_BTD = self._call_layer(
-                layer,
-                hidden_BTD=hidden_BTD,
-                extend_kv=extend_kv(index, layer),
-                mask=mask,
-                encoding=encodings[index],
-            )
-        return LayerRun(self.dropout(self.last_norm(hidden_BTD)), inputs_LBTD)
+            hidden_BTD = self._call_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
+        return SegmentRead(self.dropout(self.last_norm(hidden_BTD)), inputs_LBTD)
 
     def with_layers_called_by(self, call: Callable[..., Tensor]) -> Self:
         """Return the same model, its parameters shared, whose layers run by a function that stands for `call_layer`."""
@@ -194,33 +186,48 @@ class Transformer(LanguageModel):
         return twin
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
-        """Return what each key weighs to each token; see `LanguageModel.attention_weights`.
-
-        Computed as the equation reads, beside the attention that the model runs: a tensor of all layers, heads,
-        queries and keys, which `with_layers_called_by` can avoid where a layer at a time is enough.
-        """
+        """Return what each key weighs to each token, before dropout, computed as the equation reads."""
         weights: list[Tensor] = []
 
-        def call(layer: DecoderLayer, **arguments: Any) -> Tensor:
-            weights.append(layer.attention_weights(**arguments))
-            return call_layer(layer, **arguments)
+        def note(attention: Any, args: Any, kwargs: Any) -> None:
+            weights.append(attention.weights(*args, **kwargs))
 
-        after = self.with_layers_called_by(call)(tokens_BT, memory, resets_BT).memory
+        hooks = [layer.attention.register_forward_pre_hook(note, with_kwargs=True) for layer in self.layers]
+        try:
+            after = self(tokens_BT, memory, resets_BT).memory
+        finally:
+            for hook in hooks:
+                hook.remove()
         return AttentionWeights(torch.stack(weights), after)
 
-    @property
-    def products(self) -> LayerProducts:
-        """Which matrix products a layer has."""
-        feed_forward = FEED_FORWARD[self.config.feed_forward].matrices
-        return LayerProducts(self.position.scored, self.position.projects, feed_forward)
-
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        return transformer_flops(
-            self.config,
-            self.products,
-            self.clusters,
-            batch_size=batch_size,
-            segment_len=segment_len,
-            mem_len=self.mem_len,
-            cluster_shares=cluster_shares,
-        )
+        of_matrices = super().flops(batch_size=batch_size, segment_len=segment_len, cluster_shares=cluster_shares)
+        config, mem_len, tokens = self.config, self.mem_len, batch_size * segment_len
+        heads = config.n_head * config.d_head
+        of_memory = 2 * batch_size * mem_len * config.d_model * 2 * heads  # keys and values
+        layer = of_memory + self.position.scored * tokens * heads * (2 * mem_len + segment_len + 1)
+        if hasattr(self.layers[0].attention, "position"):  # the distances' projections: once, and not of each token
+            layer += 2 * (mem_len + segment_len - tokens) * config.d_model * heads
+        return Flops(of_matrices.forward + config.n_layer * layer, config.n_layer * of_memory)
+
+
+TrainNll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
+
+
+def compiled_nll(model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]) -> TrainNll:
+    """Return the model's `nll` for training, by layers that `torch.compile` has translated.
+
+    A layer at a time and of fixed shapes: all of them share one graph, which takes a fraction of the time to compile
+    that the whole network would, and what makes the host wait or has other shapes in each step (an adaptive softmax)
+    stays outside of it. Segments of another length, as the last of an epoch, are read by the model itself. The memory
+    that comes out has all its slots.
+    """
+    reader = model.with_layers_called_by(torch.compile(call_layer, backend=backend, dynamic=False))
+
+    def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> TokenLosses:
+        if tokens_BT.shape[1] != segment_len:
+            return model.nll(tokens_BT, targets_BT, memory, resets_BT)
+        memory = of_kind(HiddenMemory, memory).with_slots(memory.mem_len)
+        return reader.nll(tokens_BT, targets_BT, memory, resets_BT)
+
+    return nll

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformer_xl.data.stream import Batch
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
-from transformer_xl.model.memory import Memory, join_lanes, memory_from_state_dict
+from transformer_xl.model.memory import Memory, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
 from transformer_xl.registry import lookup
 from transformer_xl.scores import Score
@@ -312,7 +312,7 @@ class LanguageModule(LightningModule):
         if not self._train_memory:  # no step since the checkpoint that was loaded
             return None if self._loaded_memory is None else _packed(self._loaded_memory)
         chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
-        own = chunks[0] if len(chunks) == 1 else join_lanes(chunks)
+        own = chunks[0] if len(chunks) == 1 else type(chunks[0]).join(chunks)
         memory = own if self.trainer.world_size == 1 else gathered(own)
         return None if memory is None else _packed(memory)
 
@@ -383,7 +383,7 @@ def gathered(memory: Memory) -> Memory | None:
             torch.distributed.recv(buffer, src=peer)
             tensor.copy_(buffer)
         memories.append(received.to("cpu"))
-    return join_lanes(memories)
+    return type(memory).join(memories)
 
 
 def _tensors(memory: Memory) -> list[Tensor]:

@@ -29,26 +29,27 @@ class Product(NamedTuple):
 
 
 def step_products(model: Transformer, request: dict[str, Any]) -> list[Product]:
-    """List what `model/flops.py` counts, forward and backward, each in its own shape.
+    """List what `Transformer.flops` counts, forward and backward, each in its own shape.
 
     A query's keys are as many as causality leaves it on average; a loss visits the tails that the shares say.
     """
     config, lanes, segment = model.config, request["batch_size"], request["segment_len"]
     memory, heads, width = config.mem_len, config.n_head * config.d_head, config.d_model
-    tokens, products = lanes * segment, model.products
+    tokens = lanes * segment
+    feed_forward = 3 if config.feed_forward == "swiglu" else 2
     keys = memory + (segment + 1) // 2
     layer = [
         *_linear(tokens, width, heads),  # queries
         *_linear(tokens, width, 2 * heads),  # keys and values of the segment
         *_linear(tokens, heads, width),  # output
-        *_linear(tokens, width, (products.feed_forward - 1) * config.d_inner),
+        *_linear(tokens, width, (feed_forward - 1) * config.d_inner),
         *_linear(tokens, config.d_inner, width),
         # of memory: what its gradient would be is not computed
         Product(1, lanes * memory, width, 2 * heads, 1),
         Product(1, width, lanes * memory, 2 * heads, 1),
-        *_attended(lanes * config.n_head, segment, config.d_head, keys, times=products.scored),
+        *_attended(lanes * config.n_head, segment, config.d_head, keys, times=model.position.scored),
     ]
-    if products.projects_positions:
+    if model.position.has_biases:
         layer += _linear(memory + segment, width, heads)
     one_layer = [product for product in layer if product.flops]
     vocabulary = _vocabulary(model, tokens=tokens, shares=request["cluster_shares"])

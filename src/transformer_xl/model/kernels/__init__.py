@@ -12,31 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_xl.model.attention import plain_attention, plain_content_attention
-from transformer_xl.model.kernels.blockwise import blockwise_attention, blockwise_content_attention
-from transformer_xl.model.kernels.sdpa import sdpa_attention, sdpa_content_attention
-from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model.attention import AttentionMask, Distances, plain_attention
+from transformer_xl.model.kernels.blockwise import blockwise_attention
+from transformer_xl.model.kernels.sdpa import sdpa_attention
 
 
-def use_blockwise(query_BTNH: Tensor) -> bool:
-    """Return whether to attend blockwise: on a CPU, but not in a layer that is compiled."""
-    return query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling()
+def automatic_attention(
+    query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, distances: Distances | None, **others: Any
+) -> Tensor:
+    """Attend by what is fastest where the queries are, as far as that has been measured; see `plain_attention`.
 
-
-def automatic_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
-    """Attend by the implementation that is fastest where the queries are, as far as that has been measured.
-
-    Blockwise on a CPU; plain in a layer that is compiled, which `torch.compile` turns into fewer kernels. Elsewhere
-    plain: no run on a GPU has been recorded that another could be chosen by.
+    Blockwise on a CPU. Elsewhere, and in a layer that is compiled, torch's own implementation where scores know no
+    distances, and else plain: no run on a GPU has been recorded that another could be chosen by.
     """
-    attend = blockwise_attention if use_blockwise(query_BTNH) else plain_attention
-    return attend(query_BTNH=query_BTNH, **others)
-
-
-def automatic_content_attention(*, query_BTNH: Tensor, **others: Any) -> Tensor:
-    """Attend by contents alone: blockwise on a CPU, elsewhere by torch's own implementation."""
-    attend = blockwise_content_attention if use_blockwise(query_BTNH) else sdpa_content_attention
-    return attend(query_BTNH=query_BTNH, **others)
+    if query_BTNH.device.type == "cpu" and not torch.compiler.is_compiling():
+        attend = blockwise_attention
+    else:
+        attend = sdpa_attention if distances is None else plain_attention
+    return attend(query_BTNH, key_BSNH, value_BSNH, distances, **others)
 
 
 ATTENTION: dict[str, Callable[..., Tensor]] = {
@@ -45,15 +38,7 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
     "blockwise": blockwise_attention,
     "sdpa": sdpa_attention,
 }
-"""The implementations of `plain_attention`, whose arguments all of them have."""
-
-CONTENT_ATTENTION: dict[str, Callable[..., Tensor]] = {
-    "auto": automatic_content_attention,
-    "plain": plain_content_attention,
-    "blockwise": blockwise_content_attention,
-    "sdpa": sdpa_content_attention,
-}
-"""The implementations of `plain_content_attention`."""
+"""The implementations of `plain_attention` by their names in `model.attention`."""
 
 
 def relative_attention(
@@ -90,13 +75,7 @@ def relative_attention(
     (lanes, queries), keys = query_BTNH.shape[:2], key_BSNH.shape[1]
     visible_TS = torch.ones(queries, keys, dtype=torch.bool, device=query_BTNH.device).tril(keys - queries)
     visible_BTS = visible_TS.expand(lanes, -1, -1) if causal is True else visible_TS & causal
+    distances = Distances(functional.pad(position_SNH, (0, 0, 0, 0, 0, 1)), content_bias_NH, position_bias_NH)
     return automatic_attention(
-        query_BTNH=query_BTNH,
-        key_BSNH=key_BSNH,
-        value_BSNH=value_BSNH,
-        position_RNH=functional.pad(position_SNH, (0, 0, 0, 0, 0, 1)),
-        content_bias_NH=content_bias_NH,
-        position_bias_NH=position_bias_NH,
-        mask=AttentionMask(visible_BTS),
-        dropout=dropout,
+        query_BTNH, key_BSNH, value_BSNH, distances, mask=AttentionMask(visible_BTS), dropout=dropout
     )

@@ -19,20 +19,20 @@ the products of contents; backward writes da there, and reads it by distance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.model.attention import AttentionMask, Distances
 from transformer_xl.model.kernels.linear import onednn_linear, supports
-from transformer_xl.model.mask import AttentionMask
 
 SCORES_AT_ONCE = 1 << 20
 """Scores of a block: few enough to stay in a processor's cache, many enough for large products."""
 
-FORWARD_SCORES_AT_ONCE = 1 << 21
+READING_SCORES_AT_ONCE = 1 << 21
 """The same where no gradient is asked for: products share the cores, and need no more room than their cache."""
 
 QUERIES_ALONE, SCORES_ALONE = 96, 1 << 18
@@ -40,13 +40,11 @@ QUERIES_ALONE, SCORES_ALONE = 96, 1 << 18
 
 
 def blockwise_attention(
-    *,
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
-    position_RNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
+    distances: Distances | None,
+    *,
     mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
@@ -54,18 +52,10 @@ def blockwise_attention(
 
     Keys and values that lie in memory as (N, B, S, H) are not copied, and positions as (N, R, H) are read fastest.
     """
-    given = (query_BTNH, key_BSNH, value_BSNH, content_bias_NH, position_bias_NH, position_RNH)
-    if dropout == 0 and not torch.is_grad_enabled():
-        return _attend_forward(*given, mask=mask)
-    attended_BTNH: Tensor = _Blockwise.apply(mask, dropout, *given)  # type: ignore[no-untyped-call]
-    return attended_BTNH
-
-
-def blockwise_content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
-) -> Tensor:
-    """Attend by contents alone; see `plain_content_attention`, whose arguments and result these are."""
-    attended_BTNH: Tensor = _Blockwise.apply(mask, dropout, query_BTNH, key_BSNH, value_BSNH)  # type: ignore[no-untyped-call]
+    reading = dropout == 0 and not torch.is_grad_enabled()
+    attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
+        mask, dropout, reading, query_BTNH, key_BSNH, value_BSNH, *(distances or ())
+    )
     return attended_BTNH
 
 
@@ -94,6 +84,7 @@ class _Block(NamedTuple):
     keys: slice
     distances: slice
     hidden: tuple[tuple[slice, Tensor], ...]
+    alone: bool  # large products of one pair, for which oneDNN takes all cores
 
     def of_queries(self, tensor_NBTH: Tensor) -> Tensor:  # (p, t, H)
         return tensor_NBTH[self.heads, self.lanes, self.queries].flatten(0, 1)
@@ -131,9 +122,9 @@ class _Scratch:
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask: AttentionMask, dropout: float, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, mask: AttentionMask, dropout: float, reading: bool, *given: Tensor) -> Tensor:
         with torch.autocast(given[0].device.type, enabled=False):
-            attended_BTNH, kept = _attend(_operands(*given), mask, dropout=dropout)
+            attended_BTNH, kept = _attend(_operands(*given), mask, dropout=dropout, reading=reading)
         ctx.save_for_backward(*given, attended_BTNH, *kept)
         ctx.mask, ctx.dropout, ctx.number_given = mask, dropout, len(given)
         return attended_BTNH
@@ -146,16 +137,16 @@ class _Blockwise(torch.autograd.Function):
             gradients = _gradients(
                 _operands(*given), ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout
             )
-        return (None, None, *gradients)
+        return (None, None, None, *gradients)
 
 
 def _operands(
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
+    position_RNH: Tensor | None = None,
     content_bias_NH: Tensor | None = None,
     position_bias_NH: Tensor | None = None,
-    position_RNH: Tensor | None = None,
 ) -> _Operands:
     query_NBTH = query_BTNH.permute(2, 0, 1, 3)
     scale = query_BTNH.shape[-1] ** -0.5
@@ -178,18 +169,23 @@ def _heads_first(tensor_BSNH: Tensor) -> Tensor:
     return tensor_NBSH if row_stride == width and in_a_row else tensor_NBSH.contiguous()
 
 
-def _attend(operands: _Operands, mask: AttentionMask, *, dropout: float) -> tuple[Tensor, list[Tensor]]:
+def _attend(operands: _Operands, mask: AttentionMask, *, dropout: float, reading: bool) -> tuple[Tensor, list[Tensor]]:
     """Return what queries attend to, and for each block which weights dropout kept."""
     heads, lanes, queries, _ = operands.query_NBTH.shape
     attended_NBTH = operands.value_NBSH.new_empty(heads, lanes, queries, operands.value_NBSH.shape[-1])
     weights, distances = _Scratch(attended_NBTH), _Scratch(attended_NBTH)
     kept: list[Tensor] = []
-    for block in _blocks(operands.query_NBTH.shape, mask, SCORES_AT_ONCE):
+    for block in _blocks(operands, mask, reading=reading):
         weight_pts = _weights(operands, block, weights, distances)
         if dropout > 0:
             kept.append(torch.empty_like(weight_pts, dtype=torch.bool).bernoulli_(1 - dropout))
             weight_pts.mul_(kept[-1])
-        block.of_queries(attended_NBTH).copy_(torch.bmm(weight_pts, block.of_keys(operands.value_NBSH)))
+        value_psH = block.of_keys(operands.value_NBSH)
+        if block.alone:
+            attended_ptH = onednn_linear(weight_pts[0], value_psH[0].t())[None]
+        else:
+            attended_ptH = torch.bmm(weight_pts, value_psH)
+        block.of_queries(attended_NBTH).copy_(attended_ptH)
     if dropout > 0:
         attended_NBTH.div_(1 - dropout)
     return attended_NBTH.permute(1, 2, 0, 3), kept
@@ -204,7 +200,7 @@ def _gradients(
     kept: Sequence[Tensor],
     dropout: float,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of queries, keys and values; where scores know distances, of u, v and positions too."""
+    """Return the gradients of queries, keys and values; where scores know distances, of positions, u and v too."""
     positions = operands.positions
     to_query = torch.empty_like(operands.query_NBTH)
     to_key, to_value = (
@@ -220,7 +216,7 @@ def _gradients(
     if dropout > 0:
         grad_NBTH = grad_NBTH / (1 - dropout)
     weights, distances, scores, dropped = (_Scratch(grad_NBTH) for _ in range(4))
-    for number, block in enumerate(_blocks(operands.query_NBTH.shape, mask, SCORES_AT_ONCE)):
+    for number, block in enumerate(_blocks(operands, mask, reading=False)):
         weight_pts = _weights(operands, block, weights, distances)
         grad_ptH = block.of_queries(grad_NBTH)
         score_pts = scores(*weight_pts.shape)
@@ -248,18 +244,20 @@ def _gradients(
         (to_query + to_positions.query_NBTH).mul_(scale).permute(1, 2, 0, 3),
         to_key_BSNH,
         to_value_BSNH,
+        to_positions.distance_NRH.transpose(0, 1),
         to_query.sum(dim=(1, 2)) * scale,
         to_positions.query_NBTH.sum(dim=(1, 2)) * scale,
-        to_positions.distance_NRH.transpose(0, 1),
     )
 
 
-def _blocks(shape: torch.Size, mask: AttentionMask, at_once: Callable[[int, int], int] | int) -> Iterator[_Block]:
-    """Cut (N, B, T, ...) into blocks of at most so many scores, which may depend on a block's queries and scores."""
-    heads, lanes, queries = shape[:3]
+def _blocks(operands: _Operands, mask: AttentionMask, *, reading: bool) -> Iterator[_Block]:
+    """Cut queries into blocks of not too many scores; `reading`: without gradients."""
+    heads, lanes, queries, _ = operands.query_NBTH.shape
+    can_be_alone = reading and supports(operands.query_NBTH, operands.key_NBSH)
     for rows, keys, hidden in mask.blocks:
         scores = (rows.stop - rows.start) * (keys.stop - keys.start)
-        most = at_once if isinstance(at_once, int) else at_once(rows.stop - rows.start, scores)
+        alone = can_be_alone and rows.stop - rows.start >= QUERIES_ALONE and scores >= SCORES_ALONE
+        most = 1 if alone else READING_SCORES_AT_ONCE if reading else SCORES_AT_ONCE
         heads_at_once = max(1, min(heads, most // (scores * lanes)))
         lanes_at_once = lanes if heads_at_once > 1 else max(1, min(lanes, most // scores))
         # the first key's distance from the last query, to no distance at all
@@ -269,23 +267,34 @@ def _blocks(shape: torch.Size, mask: AttentionMask, at_once: Callable[[int, int]
             for lane in range(0, lanes, lanes_at_once):
                 some_lanes = slice(lane, min(lane + lanes_at_once, lanes))
                 hidden_here = tuple((part, hidden_Bts[some_lanes]) for part, hidden_Bts in hidden)
-                yield _Block(some_heads, some_lanes, rows, keys, distances, hidden_here)
+                yield _Block(some_heads, some_lanes, rows, keys, distances, hidden_here, alone)
 
 
 def _weights(operands: _Operands, block: _Block, weights: _Scratch, distances: _Scratch) -> Tensor:
     """Return a block's attention weights (p, t, s) before dropout."""
     query_ptH, key_psH = block.of_queries(operands.query_NBTH), block.of_keys(operands.key_NBSH)
-    pairs, queries, keys = len(query_ptH), query_ptH.shape[1], key_psH.shape[1]
-    score_pts = weights(pairs, queries, keys)
-    torch.bmm(query_ptH, key_psH.transpose(1, 2), out=score_pts)
+    score_pts = _products(query_ptH, key_psH, weights, alone=block.alone)
     if operands.positions is not None:
         position_nqH = block.by_head(operands.positions.query_NBTH)
-        distance_nHr = block.of_distances(operands.positions.distance_NRH).transpose(1, 2)
-        by_distance_pa = distances(pairs, queries * (keys + 1))
-        torch.bmm(position_nqH, distance_nHr, out=by_distance_pa.view(len(distance_nHr), -1, keys + 1))
-        score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
+        distance_nrH = block.of_distances(operands.positions.distance_NRH)
+        by_distance_nqr = _products(position_nqH, distance_nrH, distances, alone=block.alone)
+        score_pts.add_(_read_by_key(by_distance_nqr.view(len(score_pts), -1), queries=score_pts.shape[1]))
     block.hide(score_pts)
     return torch.softmax(score_pts, dim=-1, out=score_pts)
+
+
+def _products(left_pqH: Tensor, right_prH: Tensor, scratch: _Scratch, *, alone: bool) -> Tensor:
+    """Return each pair's products (p, q, r); `alone`: of one pair, large ones."""
+    if alone:
+        return onednn_linear(left_pqH[0], right_prH[0])[None]
+    pairs, queries, keys = len(left_pqH), left_pqH.shape[1], right_prH.shape[1]
+    if queries > 1:
+        return torch.bmm(left_pqH, right_prH.transpose(1, 2), out=scratch(pairs, queries, keys))
+    if left_pqH.dtype != torch.float32:
+        # the library of products in bfloat16 copies what is not dense, and slowly what is transposed besides
+        return torch.bmm(left_pqH, right_prH.contiguous().transpose(1, 2), out=scratch(pairs, 1, keys))
+    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
+    return torch.bmm(right_prH, left_pqH.transpose(1, 2), out=scratch(pairs, keys, 1)).transpose(1, 2)
 
 
 def _by_distance(score_pts: Tensor, block: _Block, distances: _Scratch) -> Tensor:
@@ -301,60 +310,3 @@ def _by_distance(score_pts: Tensor, block: _Block, distances: _Scratch) -> Tenso
 def _read_by_key(by_distance_pa: Tensor, *, queries: int) -> Tensor:
     """Read rows of s + 1 distances as rows of s keys (p, t, s), a view; see `relative_shift`."""
     return by_distance_pa[:, queries - 1 : -1].view(len(by_distance_pa), queries, -1)
-
-
-def _attend_forward(
-    query_BTNH: Tensor,
-    key_BSNH: Tensor,
-    value_BSNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
-    position_RNH: Tensor,
-    *,
-    mask: AttentionMask,
-) -> Tensor:
-    """Attend without dropout and gradients: nothing is kept, and a few large products are oneDNN's."""
-    scale = query_BTNH.shape[-1] ** -0.5
-    content_NBTH = ((query_BTNH + content_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
-    position_NBTH = ((query_BTNH + position_bias_NH) * scale).to(query_BTNH.dtype).permute(2, 0, 1, 3)
-    key_NBSH, value_NBSH = key_BSNH.permute(2, 0, 1, 3), value_BSNH.permute(2, 0, 1, 3)
-    distance_NRH = position_RNH.transpose(0, 1)
-    attended_NBTH = query_BTNH.new_empty(*content_NBTH.shape[:3], value_NBSH.shape[-1])
-
-    def is_alone(queries: int, scores: int) -> bool:
-        return queries >= QUERIES_ALONE and scores >= SCORES_ALONE and supports(content_NBTH, key_NBSH)
-
-    def at_once(queries: int, scores: int) -> int:
-        return 1 if is_alone(queries, scores) else FORWARD_SCORES_AT_ONCE
-
-    for block in _blocks(content_NBTH.shape, mask, at_once):
-        queries, keys = block.queries.stop - block.queries.start, block.keys.stop - block.keys.start
-        alone = is_alone(queries, queries * keys)
-        by_distance_nqr = _products(block.by_head(position_NBTH), block.of_distances(distance_NRH), alone=alone)
-        by_distance_pa = by_distance_nqr.view(-1, queries * (keys + 1))
-        score_pts = _products(block.of_queries(content_NBTH), block.of_keys(key_NBSH), alone=alone)
-        score_pts.add_(_read_by_key(by_distance_pa, queries=queries))
-        block.hide(score_pts)
-        torch.softmax(score_pts, dim=-1, out=score_pts)
-        value_psH = block.of_keys(value_NBSH)
-        attended_NBTH[block.heads, block.lanes, block.queries] = (
-            onednn_linear(score_pts[0], value_psH[0].t())
-            if alone
-            else torch.bmm(score_pts, value_psH).view(
-                -1, block.lanes.stop - block.lanes.start, queries, value_psH.shape[-1]
-            )
-        )
-    return attended_NBTH.permute(1, 2, 0, 3)
-
-
-def _products(query_pqH: Tensor, key_prH: Tensor, *, alone: bool) -> Tensor:
-    """Return each pair's products (p, q, r); `alone`: of one pair, large ones."""
-    if alone:
-        return onednn_linear(query_pqH[0], key_prH[0])[None]
-    if query_pqH.shape[1] > 1:
-        return torch.bmm(query_pqH, key_prH.transpose(1, 2))
-    if query_pqH.dtype != torch.float32:
-        # the library of products in bfloat16 copies what is not dense, and slowly what is transposed besides
-        return torch.bmm(query_pqH, key_prH.contiguous().transpose(1, 2))
-    # a query alone is a vector: as the right factor it is read once, and keys and distances as they lie
-    return torch.bmm(key_prH, query_pqH.transpose(1, 2)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Relative attention by torch's fused kernels: the score that depends on the distance goes in as an additive bias.
+"""Attention by torch's fused kernels: a score that depends on the distance goes in as an additive bias.
 
 Made for CUDA's memory-efficient kernel, the one that has a gradient for its bias: it reads rows of the bias that begin
 at multiples of eight numbers, and heads whose width is a multiple of eight. Where a kernel takes no such bias, torch
@@ -16,75 +16,40 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from transformer_xl.model.attention import relative_shift
-from transformer_xl.model.mask import AttentionMask
+from transformer_xl.model.attention import AttentionMask, Distances, relative_shift
 
 _MULTIPLE = 8
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which torch prefers on recent GPUs: it has no gradient of an additive mask, and its gradient of the
+queries was NaN in some releases at the sizes of published recipes (pytorch/pytorch#196678)."""
 
 
 def sdpa_attention(
-    *,
     query_BTNH: Tensor,
     key_BSNH: Tensor,
     value_BSNH: Tensor,
-    position_RNH: Tensor,
-    content_bias_NH: Tensor,
-    position_bias_NH: Tensor,
+    distances: Distances | None,
+    *,
     mask: AttentionMask,
     dropout: float,
 ) -> Tensor:
     """Attend; see `plain_attention`, whose arguments and result these are."""
-    dtype, width = key_BSNH.dtype, query_BTNH.shape[-1]  # under autocast u and v would make queries float32
-    bias_BNTS = _position_bias(
-        ((query_BTNH + position_bias_NH) * width**-0.5).to(dtype),
-        position_RNH=position_RNH,
-        visible_BTS=mask.visible_BTS,
-    )
-    attended_BNTH = masked_sdpa(
-        _heads_first((query_BTNH + content_bias_NH).to(dtype)),
-        _heads_first(key_BSNH),
-        _heads_first(value_BSNH),
-        mask=bias_BNTS,
-        dropout=dropout,
-        scale=width**-0.5,
-    )
-    return attended_BNTH[..., : value_BSNH.shape[-1]].transpose(1, 2)
-
-
-def sdpa_content_attention(
-    *, query_BTNH: Tensor, key_BSNH: Tensor, value_BSNH: Tensor, mask: AttentionMask, dropout: float
-) -> Tensor:
-    """Attend by contents alone, q·k / sqrt(H); arguments and result as in `plain_attention`."""
-    attended_BNTH = masked_sdpa(
-        query_BTNH.transpose(1, 2),
-        key_BSNH.transpose(1, 2),
-        value_BSNH.transpose(1, 2),
-        mask=mask.visible_BTS[:, None],
-        dropout=dropout,
-    )
-    return attended_BNTH.transpose(1, 2)
-
-
-def masked_sdpa(
-    query_BNTH: Tensor,
-    key_BNSH: Tensor,
-    value_BNSH: Tensor,
-    *,
-    mask: Tensor,
-    dropout: float,
-    scale: float | None = None,
-) -> Tensor:
-    """Call torch's attention with a mask, by any of its kernels but cuDNN's.
-
-    On recent GPUs torch prefers cuDNN's, which has no gradient of an additive mask, and whose gradient of the queries
-    was NaN in some releases at the sizes of published recipes (pytorch/pytorch#196678). The mask (B, 1 or N, T, S) is
-    True where a key is seen, or what is added to scores, in the queries' type; `scale` None is 1 / sqrt(H).
-    """
-    with sdpa_kernel(_KERNELS) if query_BNTH.is_cuda else nullcontext():
-        return functional.scaled_dot_product_attention(
-            query_BNTH, key_BNSH, value_BNSH, attn_mask=mask, dropout_p=dropout, scale=scale
+    dtype, scale = key_BSNH.dtype, query_BTNH.shape[-1] ** -0.5  # under autocast u and v would make queries float32
+    bias_BNTS = mask.visible_BTS[:, None]
+    if distances is not None:
+        scaled_BTNH = ((query_BTNH + distances.position_bias_NH) * scale).to(dtype)
+        bias_BNTS = _position_bias(scaled_BTNH, position_RNH=distances.position_RNH, visible_BTS=mask.visible_BTS)
+        query_BTNH = (query_BTNH + distances.content_bias_NH).to(dtype)
+    with sdpa_kernel(_KERNELS) if query_BTNH.is_cuda else nullcontext():
+        attended_BNTH = functional.scaled_dot_product_attention(
+            _heads_first(query_BTNH),
+            _heads_first(key_BSNH),
+            _heads_first(value_BSNH),
+            attn_mask=bias_BNTS,
+            dropout_p=dropout,
+            scale=scale,
         )
+    return attended_BNTH[..., : value_BSNH.shape[-1]].transpose(1, 2)
 
 
 def _position_bias(scaled_BTNH: Tensor, *, position_RNH: Tensor, visible_BTS: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measure the comparisons of the README: `python -m tests.benchmarks --help`."""
+"""Measure the comparisons of docs/performance.md: `python -m tests.benchmarks --help`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.benchmarks import rows as beside_peers
 from tests.benchmarks.bench import Bench
-from tests.benchmarks.growth import growth
-from tests.benchmarks.streams import flat, window
+from tests.benchmarks.rows import ROWS
 
-ROWS = {**beside_peers.ROWS, "flat": flat, "window": window, "growth": growth}
 ABOUT = """\
 Measure training, evaluation and generation on this machine's CPU, beside other libraries, which are installed below
 outputs/benchmarks/ at the first call. Each side runs in a process of its own, in turn with the others. Writes table.md
-(for the README) and numbers.json into --out after every row, and growth.png.
+and numbers.json into --out after every row.
 
 Sides: transformers, x-transformers, ours (the published model), rope (our transformer_rope).
 """
@@ -41,8 +38,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     rows = given.rows.split(",")
-    unknown = sorted(set(rows) - set(ROWS))
-    if unknown:
+    if unknown := sorted(set(rows) - set(ROWS)):
         parser.error(f"--rows has {', '.join(unknown)}, and may have {known}")
     bench = Bench(
         folder=given.out,

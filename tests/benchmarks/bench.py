@@ -1,20 +1,36 @@
-"""What a call of the benchmark is told, and what it has measured so far."""
+"""A call of the benchmark: the sides' environments, what was measured so far, and the files that are written."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 import sys
+import venv
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import machine
-from tests.benchmarks.contest import SIDES, Result, Side, contest
-from tests.benchmarks.peers import KEEPING, KEPT, Peer, python_of
-from tests.benchmarks.works import Request
+import torch
 
-OURS = "ours"
+from tests.benchmarks.contest import Side, contest
+from tests.benchmarks.tables import comparison
+from tests.benchmarks.works import Request, sizes_in_words
+
+OURS, ROPE, TRANSFORMERS, X_TRANSFORMERS = "ours", "rope", "transformers", "x-transformers"
+_TORCH = "torch>=2.9,<2.14"
+REQUIREMENTS = {
+    TRANSFORMERS: ("transformers==4.37.2", _TORCH, "sacremoses", "numpy"),
+    X_TRANSFORMERS: ("x-transformers==2.31.*", _TORCH, "numpy"),
+}
+"""What pip installs for each peer; numpy: they import it, and ask for no release."""
+_HOW = """\
+random ids, no dropout, fused Adam, gradients clipped at 0.25, the memory full before anything is timed; \
+sides in turn; medians of the rounds; a ratio is the median of each round's (least to most); \
+peak memory is the process's (VmHWM)"""
 
 
 @dataclass(kw_only=True)
@@ -31,9 +47,6 @@ class Bench:
         attention: the implementation of attention; None: the configuration's.
         sides: names of the sides that are measured; None: all.
         command: that started it.
-        parts: Markdown of what was measured, in order.
-        numbers: raw numbers of what was measured, by row.
-        versions: of the sides' libraries.
     """
 
     folder: Path
@@ -49,58 +62,83 @@ class Bench:
     numbers: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def wants(self, name: str) -> bool:
-        """Tell whether a side is to be measured; its precision may stand behind a comma."""
-        return self.sides is None or name.partition(",")[0] in self.sides
+    def compare(self, row: str, works: dict[str, Request], *, beside: Sequence[str]) -> None:
+        """Measure sides in turn; print the table, and write everything so far.
 
-    def ours(self, name: str, request: Request) -> Side:
-        """Make a side of ours."""
-        threads = {"threads": self.threads}
-        return Side(name=name, python=Path(sys.executable), script=SIDES / "of_ours.py", request=request | threads)
-
-    def peer(self, name: str, peer: Peer, request: Request) -> Side:
-        """Make a peer's side; it is installed if it is not."""
-        python = python_of(peer, below=self.environments)
-        environment = KEEPING if name.endswith(KEPT) else {}
-        return Side(
-            name=name,
-            python=python,
-            script=SIDES / peer.script,
-            request=request | {"threads": self.threads},
-            environment=environment,
-        )
-
-    def contest(self, row: str, sides: Sequence[Side], *, steps: int = 1) -> list[Result]:
-        """Measure sides in turn, `steps` steps a turn at the least, and note the raw numbers."""
-        results = contest(sides, rounds=self.rounds, seconds=self.seconds, steps=steps)
-        self.numbers[row] = [
-            result.as_numbers() | {"request": side.request} for side, result in zip(sides, results, strict=True)
-        ]
-        for result, side in zip(results, sides, strict=True):
-            is_ours = side.script.name == "of_ours.py"
-            if is_ours and result.error is not None:
+        Args:
+            row: name of the row.
+            works: of each side by its name, which begins with the library's and may have a precision behind a comma.
+            beside: names of those whose ratios are shown.
+        """
+        wanted = {name: request for name, request in works.items() if not self.sides or _library(name) in self.sides}
+        sides = [self._side(name, request | {"threads": self.threads}) for name, request in wanted.items()]
+        results = contest(sides, rounds=self.rounds, seconds=self.seconds)
+        self.numbers[row] = [asdict(result) | {"request": wanted[result.name]} for result in results]
+        for result in results:
+            if result.error is not None and _library(result.name) not in REQUIREMENTS:
                 sys.exit(f"{result.name} of {row} failed: {result.error}")
-            known = OURS if is_ours else result.name.partition(",")[0]
-            if result.versions:
-                self.versions[known] = result.versions
-        return results
-
-    def say(self, part: str) -> None:
-        """Print a piece of Markdown, and write everything so far."""
+            self.versions.setdefault(_library(result.name), result.versions)
+        words = "; ".join(dict.fromkeys(map(sizes_in_words, wanted.values())))
+        part = f"**{row}**: {words}\n\n{comparison(results, peers=beside)}"
         print(f"{part}\n", flush=True)
         self.parts.append(part)
-        self.write()
+        self._write()
 
-    def write(self) -> None:
-        """Write `table.md`, for the README, and `numbers.json`."""
-        about = machine.described(threads=self.threads, command=self.command, versions=self.versions)
-        about["how"] = (
-            "random ids, no dropout, fused Adam, gradients clipped at 0.25, the memory full before anything is timed; "
-            f"sides in turn, {self.rounds} rounds of at least {self.seconds:g} s each; medians of the rounds; a ratio "
-            "is the median of each round's (least to most); peak memory is the process's (VmHWM)"
-        )
+    def _side(self, name: str, request: Request) -> Side:
+        library = _library(name)
+        if library not in REQUIREMENTS:
+            return Side(name, Path(sys.executable), "of_ours.py", request)
+        python = _python_of(library, self.environments / f"environment-{library}")
+        return Side(name, python, f"of_{library.replace('-', '_')}.py", request)
+
+    def _write(self) -> None:
+        about = self._about()
         text = "\n".join([*(f"{name}: {words}  " for name, words in about.items()), "", *self.parts])
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "table.md").write_text(text, encoding="utf-8")
         numbers = json.dumps({"about": about, "rows": self.numbers}, indent=1)
         (self.folder / "numbers.json").write_text(numbers, encoding="utf-8")
+
+    def _about(self) -> dict[str, str]:
+        asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+        commit = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        units = torch.cpu.get_capabilities()
+        names = [name for name in ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16") if units.get(name)]
+        return {
+            "machine": f"{_processor()}, {os.cpu_count()} cores ({', '.join(names) or 'no bfloat16 units'}); "
+            f"{self.threads} threads",
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "versions": "; ".join(
+                f"{side}: {', '.join(f'{name} {version}' for name, version in of_side.items())}"
+                for side, of_side in sorted(self.versions.items())
+            ),
+            "commit": commit.stdout.strip() or "unknown",
+            "command": self.command,
+            "how": f"{_HOW}; {self.rounds} rounds of at least {self.seconds:g} s",
+        }
+
+
+def _library(side: str) -> str:
+    return side.partition(",")[0]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _python_of(library: str, folder: Path) -> Path:
+    """Return the Python of a peer's environment, which is made where there is none, or one of other requirements."""
+    python, stamp = folder / "bin" / "python", folder / "installed.json"
+    wanted = json.dumps([sys.version, *REQUIREMENTS[library]])
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"installing {library} into {folder}", file=sys.stderr, flush=True)
+    venv.create(folder, clear=True, with_pip=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS[library]]
+    subprocess.run(install, check=True)
+    stamp.write_text(wanted, encoding="utf-8")
+    return python

@@ -8,33 +8,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SIDES = Path(__file__).parent / "sides"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """Who does which work.
-
-    Attributes:
-        name: as the tables have it.
-        python: that runs it.
-        script: of the side.
-        request: the work; see `works.py`.
-        environment: variables that it is given besides.
-    """
+class Side(NamedTuple):
+    """Who does which work: a name as the tables have it, a Python, a script of `sides/`, a request (see `works.py`)."""
 
     name: str
     python: Path
-    script: Path
+    script: str
     request: dict[str, Any]
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -46,7 +36,6 @@ class Result:
         tokens: of a step.
         versions: of its libraries.
         turns: median seconds of a step in each round.
-        steps: how many steps all rounds had.
         values: the last value of each round: a loss.
         peak_bytes: the process's high-water mark.
         error: why there are no turns; None: there are.
@@ -56,14 +45,9 @@ class Result:
     tokens: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     turns: list[float] = field(default_factory=list)
-    steps: int = 0
     values: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     error: str | None = None
-
-    def as_numbers(self) -> dict[str, Any]:
-        """Give plain containers."""
-        return asdict(self)
 
 
 class _Process:
@@ -76,28 +60,22 @@ class _Process:
         threads = str(side.request["threads"])
         self._process = stack.enter_context(
             subprocess.Popen(
-                [side.python, side.script],
+                [side.python, SIDES / side.script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
                 text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
-                | dict(side.environment),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
             )
         )
         stack.callback(self._process.kill)
-        answer = self._ask({"work": side.request})
-        if answer is not None:
+        if answer := self._ask({"work": side.request}):
             self.result.tokens, self.result.versions = answer["tokens"], answer["versions"]
 
-    def turn(self, *, seconds: float, steps: int) -> None:
-        """Measure so many steps at the least, for so many seconds; a side that failed does nothing."""
-        if self.result.error is not None:
-            return
-        answer = self._ask({"seconds": seconds, "steps": steps})
-        if answer is not None:
+    def turn(self, seconds: float) -> None:
+        """Measure steps for so many seconds; a side that failed does nothing."""
+        if self.result.error is None and (answer := self._ask({"seconds": seconds})):
             self.result.turns.append(statistics.median(answer["seconds"]))
-            self.result.steps += len(answer["seconds"])
             self.result.values.append(answer["values"][-1])
             self.result.peak_bytes = answer["peak_bytes"]
 
@@ -116,26 +94,21 @@ class _Process:
         return None
 
 
-def contest(sides: Sequence[Side], *, rounds: int, seconds: float, steps: int = 1) -> list[Result]:
+def contest(sides: Sequence[Side], *, rounds: int, seconds: float) -> list[Result]:
     """Measure sides in turn: all of them in every round, every second round from the last to the first.
 
     Args:
         sides: to measure.
         rounds: how often each has its turn.
         seconds: that a turn takes at the least.
-        steps: that a turn has at the least.
     """
     with ExitStack() as stack:
         processes = []
         for side in sides:
-            _say(f"  {side.name}: warming")
+            print(f"  {side.name}: warming", file=sys.stderr, flush=True)
             processes.append(_Process(side, stack))
         for number in range(rounds):
-            _say(f"  round {number + 1} of {rounds}")
+            print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
             for process in processes if number % 2 == 0 else reversed(processes):
-                process.turn(seconds=seconds, steps=steps)
+                process.turn(seconds)
         return [process.result for process in processes]
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +17,96 @@ import torch
 
 from tests.benchmarks import gpu_works as works
 from tests.benchmarks.gpu_numerics import check_attentions, check_compiled, check_dropout, own_attentions
-from tests.benchmarks.gpu_table import Table
-from tests.benchmarks.gpu_timing import Timing, free, matrix_peak, time_steps
+from tests.benchmarks.gpu_timing import free, matrix_peak, time_steps
 from tests.benchmarks.gpu_works import Setting
 
 ABOUT = """\
 Checks every attention against the plain one in float64, then times training (bfloat16 autocast, fused Adam, clip 0.25,
-ids drawn by Zipf's law; NVIDIA's recipe has LAMB, which costs about as much), evaluation at the paper's lengths,
-generation one token at a time, and x-transformers and transformers' port where they are installed. Needs torch, PyYAML
-and src on PYTHONPATH; ends within eight minutes. Writes gpu.md and gpu.json into --out after every row. mfu: useful
-operations over those of a bfloat16 matrix product timed here. Exit status 1: something is wrong or failed.
+ids drawn by Zipf's law; NVIDIA's recipe has LAMB, which costs about as much), evaluation at the paper's lengths, and
+generation one token at a time. Needs torch, PyYAML and src on PYTHONPATH; ends within eight minutes. Writes gpu.md and
+gpu.json into --out after every row. mfu: useful operations over those of a bfloat16 matrix product timed here. Exit
+status 1: something is wrong or failed.
 """
-BUDGET = {"numerics": 45, "training wt103": 165, "training enwik8": 75, "evaluation": 45, "generation": 45, "peers": 35}
+BUDGET = {"numerics": 45, "training wt103": 165, "training enwik8": 75, "evaluation": 45, "generation": 45}
 """Seconds of each part. What one leaves over goes to the next; a row that has begun is ended."""
 LANES = {"txl_base_nvidia": (256, 64), "txl_char_base": (88, 22)}
 EVALUATED_LANES = (1, 32)
 
-Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+Values = dict[str, Any]
+Row = tuple[Values, Callable[[], Values]]
+"""What a row is about, and what measures it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Bench:
-    """What all rows need.
+    """One call.
 
     Attributes:
         setting: device and sizes.
         compiles: whether rows with `torch.compile` are among them.
-        peak: operations a second of a bfloat16 matrix product.
-        seconds: for which a row's steps are timed.
-        most: steps of a row that are timed.
+        folder: of the files that are written.
+        about: the machine, in words; `peak` is of a bfloat16 matrix product.
+        parts: rows of each part.
     """
 
     setting: Setting
     compiles: bool
-    peak: float
-    seconds: float
-    most: int
+    folder: Path
+    about: Values
+    parts: dict[str, list[Values]] = field(default_factory=dict)
 
-    def timed(self, step: Callable[[], object], *, tokens: int, flops: int | None = None) -> dict[str, Any]:
-        """Time a step, and give its row's figures."""
-        taken: Timing = time_steps(step, device=self.setting.device, warmup=4, seconds=self.seconds, most=self.most)
-        return {
-            "tokens/s": tokens / taken.seconds,
-            "ms": 1000 * taken.seconds,
-            "spread": taken.spread,
-            "mfu": None if flops is None else flops / taken.seconds / self.peak,
-            "GiB": taken.peak_gib,
-            "first step s": taken.first_seconds,
-            "steps": taken.steps,
-        }
+    def timed(self, step: Callable[[], object], *, tokens: int, flops: int | None = None) -> Values:
+        """Time a step, and return its row's figures."""
+        seconds, most = (0.0, 3) if self.setting.toy else (1.5, 50)
+        taken = time_steps(step, device=self.setting.device, warmup=4, seconds=seconds, most=most)
+        rate = 1000 / taken["ms"]
+        mfu = None if flops is None else flops * rate / (self.about["peak TFLOP/s"] * 1e12)
+        return {"tokens/s": tokens * rate, "mfu": mfu, **taken}
+
+    def add(self, part: str, values: Values) -> None:
+        """Print a row, and write both files anew."""
+        if part not in self.parts:
+            print(f"\n{part}", flush=True)
+        self.parts.setdefault(part, []).append(values)
+        print("  " + in_words(values, "  "), flush=True)
+        (self.folder / "gpu.json").write_text(json.dumps({"about": self.about, "parts": self.parts}, indent=1))
+        lines = [in_words(self.about, "; ")]
+        for name, rows in self.parts.items():
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            lines += ["", f"**{name}**", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+            lines += [f"| {' | '.join(shown(row.get(column)) for column in columns)} |" for row in rows]
+        (self.folder / "gpu.md").write_text("\n".join(lines) + "\n")
+
+
+def in_words(values: Values, between: str) -> str:
+    return between.join(f"{name} {shown(value)}" for name, value in values.items() if value is not None)
+
+
+def shown(value: object) -> str:
+    """Return a value with as many digits as mean something."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def training(bench: Bench, preset: str) -> Iterator[Row]:
-    """Give training's rows, the most telling first."""
+    """Iterate over training's rows, the most telling first."""
+    setting = bench.setting
 
-    def run(attention: str, lanes: int, compiles: bool) -> dict[str, Any]:
+    def run(attention: str, lanes: int, compiles: bool) -> Values:
         if compiles:
             torch._dynamo.reset()  # else the graphs of several rows count as one's
-        model = bench.setting.make_model(preset, attention=attention)
-        steps = works.training(bench.setting, model, preset=preset, lanes=lanes, compiles=compiles)
-        flops = model.flops(
-            batch_size=lanes,
-            segment_len=bench.setting.recipe(preset)["segment_len"],
-            cluster_shares=works.cluster_shares(model),
-        ).step
+        model = setting.make_model(preset, attention=attention)
+        steps = works.training(setting, model, preset=preset, lanes=lanes, compiles=compiles)
+        lengths = {"batch_size": lanes, "segment_len": setting.recipe(preset)["segment_len"]}
+        flops = model.flops(**lengths, cluster_shares=works.cluster_shares(model)).step
         return bench.timed(steps, tokens=steps.tokens, flops=flops)
 
-    lanes_of = (2,) if bench.setting.toy else LANES[preset]
-    for lanes in lanes_of:
+    for lanes in (2,) if setting.toy else LANES[preset]:
         for compiles in (False, True) if bench.compiles else (False,):
             for attention in own_attentions(compiled=compiles):
                 labels = {"lanes": lanes, "attention": attention, "compiled": compiles}
@@ -91,9 +114,9 @@ def training(bench: Bench, preset: str) -> Iterator[Row]:
 
 
 def evaluation(bench: Bench) -> Iterator[Row]:
-    """Give the rows of evaluation."""
+    """Iterate over the rows of evaluation."""
 
-    def run(preset: str, attention: str, lanes: int) -> dict[str, Any]:
+    def run(preset: str, attention: str, lanes: int) -> Values:
         model = bench.setting.make_model(preset, attention=attention)
         step, tokens = works.evaluation(bench.setting, model, preset=preset, lanes=lanes)
         return bench.timed(step, tokens=tokens)
@@ -106,9 +129,9 @@ def evaluation(bench: Bench) -> Iterator[Row]:
 
 
 def generation(bench: Bench) -> Iterator[Row]:
-    """Give the rows of generation."""
+    """Iterate over the rows of generation."""
 
-    def run(preset: str, attention: str, dtype: torch.dtype) -> dict[str, Any]:
+    def run(preset: str, attention: str, dtype: torch.dtype) -> Values:
         model = bench.setting.make_model(preset, attention=attention).to(dtype)
         return bench.timed(works.generation(bench.setting, model, preset=preset), tokens=1)
 
@@ -119,59 +142,37 @@ def generation(bench: Bench) -> Iterator[Row]:
                 yield labels, lambda p=preset, a=attention, t=dtype: run(p, a, t)
 
 
-def peers(bench: Bench, table: Table) -> Iterator[Row]:
-    """Give the rows of what others have, at the sizes of `txl_char_base`."""
-    preset = "txl_char_base"
-    makers = {
-        ("x_transformers", "TransformerWrapper"): works.x_transformers_training,
-        ("transformers", "TransfoXLModel"): works.transformers_training,
-    }
-    for (name, model), make in makers.items():
-        try:
-            getattr(importlib.import_module(name), model)
-        except (ImportError, AttributeError):  # transformers 5 has the model no more
-            table.say(f"\npeers: {name} is not installed here, or has no {model}")
-            continue
-        for lanes in (2,) if bench.setting.toy else LANES[preset]:
-
-            def run(make: Any = make, lanes: int = lanes) -> dict[str, Any]:
-                steps = make(bench.setting, preset=preset, lanes=lanes)
-                return bench.timed(steps, tokens=steps.tokens)
-
-            yield {"peer": name, "lanes": lanes}, run
-
-
-def check(bench: Bench, table: Table) -> bool:
-    """Check the numbers; say whether all are right."""
+def check(bench: Bench) -> bool:
+    """Check the numbers; return whether all are right."""
     found = [*check_attentions(bench.setting), *check_dropout(bench.setting)]
     if bench.compiles:
         found += check_compiled(bench.setting)
     for values in found:
-        table.add("numerics", values)
+        bench.add("numerics", values)
     return all(values["ok"] for values in found)
 
 
-def run_rows(rows: Iterator[Row], *, part: str, device: torch.device, table: Table, deadline: float) -> bool:
-    """Run rows until the deadline; say whether none failed."""
+def run_rows(bench: Bench, part: str, rows: Iterator[Row], *, deadline: float) -> bool:
+    """Run rows until the deadline; return whether none failed."""
     all_ran = True
     for labels, run in rows:
         if time.monotonic() > deadline:
-            table.add(part, {**labels, "note": "no time left"})
+            bench.add(part, {**labels, "note": "no time left"})
             continue
-        free(device)
+        free(bench.setting.device)
         try:
-            table.add(part, {**labels, **run()})
+            bench.add(part, {**labels, **run()})
         except torch.OutOfMemoryError:
-            table.add(part, {**labels, "note": "out of memory"})
+            bench.add(part, {**labels, "note": "out of memory"})
         except Exception as error:  # what one row cannot do must not cost the rows after it
             all_ran = False
             reason = str(error).partition("\n")[0]
-            table.add(part, {**labels, "note": f"failed: {type(error).__name__}: {reason}"})
+            bench.add(part, {**labels, "note": f"failed: {type(error).__name__}: {reason}"})
     return all_ran
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts that are asked for, and give the exit status."""
+    """Run the parts that are asked for, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.gpu", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,33 +189,28 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no CUDA device that PyTorch sees: only --toy runs here")
 
     device = torch.device("cpu" if given.toy else "cuda")
-    command = shlex.join(["python", "-m", "tests.benchmarks.gpu", *(sys.argv[1:] if arguments is None else arguments)])
-    table = Table(given.out, device=device, command=command)
-    peak = matrix_peak(device, size=64 if given.toy else 8192)
-    table.about["bfloat16 matrix product, TFLOP/s"] = peak / 1e12
-    table.say("; ".join(f"{name} {value}" for name, value in table.about.items()))
-    bench = Bench(
-        setting=Setting(device=device, toy=given.toy, backend="eager" if given.toy else "inductor"),
-        compiles=not given.no_compile,
-        peak=peak,
-        seconds=0.0 if given.toy else 1.5,
-        most=3 if given.toy else 50,
-    )
-    rows: dict[str, Callable[[], Iterator[Row]]] = {
+    about = {
+        "device": "CPU" if given.toy else torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["python", "-m", "tests.benchmarks.gpu", *(arguments or sys.argv[1:])]),
+        "peak TFLOP/s": matrix_peak(device, size=64 if given.toy else 8192) / 1e12,
+    }
+    print(in_words(about, "; "), flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    setting = Setting(device=device, toy=given.toy, backend="eager" if given.toy else "inductor")
+    bench = Bench(setting=setting, compiles=not given.no_compile, folder=given.out, about=about)
+    rows = {
         "training wt103": lambda: training(bench, "txl_base_nvidia"),
         "training enwik8": lambda: training(bench, "txl_char_base"),
         "evaluation": lambda: evaluation(bench),
         "generation": lambda: generation(bench),
-        "peers": lambda: peers(bench, table),
     }
     is_right, deadline = True, time.monotonic()
     for part in (name for name in BUDGET if name in parts):
         deadline += given.scale * BUDGET[part]
-        if part == "numerics":
-            is_right &= check(bench, table)
-        else:
-            is_right &= run_rows(rows[part](), part=part, device=device, table=table, deadline=deadline)
-    table.say(f"\nwritten to {given.out}: {'all right' if is_right else 'SOMETHING IS WRONG: see no and failed'}")
+        is_right &= check(bench) if part == "numerics" else run_rows(bench, part, rows[part](), deadline=deadline)
+    print(f"\nwritten to {given.out}: {'all right' if is_right else 'SOMETHING IS WRONG: see no and failed'}")
     return 0 if is_right else 1
 
 

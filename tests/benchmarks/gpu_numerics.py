@@ -30,7 +30,7 @@ CASES = ("causal", "lengths and resets", "same_length")
 
 
 def own_attentions(*, compiled: bool = False) -> dict[str, Callable[..., Tensor]]:
-    """Give the implementations: `auto` is one of the others, and blockwise cannot be compiled."""
+    """Return the implementations: `auto` is one of the others, and blockwise cannot be compiled."""
     left_out = {"auto", "blockwise"} if compiled else {"auto"}
     return {name: attend for name, attend in ATTENTION.items() if name not in left_out}
 
@@ -187,7 +187,7 @@ def _attended(attend: Any, inputs: dict[str, Tensor], mask: AttentionMask, *, dr
 
 
 def _errors(found: Found, expected: Found) -> tuple[float, float]:
-    """Give the error of the output and the largest of a gradient, as shares of their norms."""
+    """Return the error of the output and the largest of a gradient, as shares of their norms."""
     gradients = zip(found.gradients, expected.gradients, strict=True)
     return _error(found.output, expected.output), max(_error(*pair) for pair in gradients)
 

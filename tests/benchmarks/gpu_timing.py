@@ -1,4 +1,4 @@
-"""Time on the device's own clock, its peak, and what a row of the table holds."""
+"""Time on the device's own clock, and its peak."""
 
 from __future__ import annotations
 
@@ -6,66 +6,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """How long steps took.
-
-    Attributes:
-        seconds: of a step, the median.
-        spread: between the slowest and the fastest of the middle half of all steps, over the median.
-        first_seconds: of the first step, which compiles where something is compiled.
-        steps: how many were timed.
-        peak_gib: the most memory allocated during them; None where the device does not say.
-    """
-
-    seconds: float
-    spread: float
-    first_seconds: float
-    steps: int
-    peak_gib: float | None
-
-
-class Clock:
-    """Marks in the device's stream of work, and the seconds between them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        """Note where the work stands; the host waits for nothing."""
-        if self._device.type != "cuda":
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append(event)
-
-    def intervals(self) -> list[float]:
-        """Wait for the device, and give the seconds between neighbouring marks."""
-        wait_for(self._device)
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        if self._device.type != "cuda":
-            return [after - before for before, after in pairs]
-        return [before.elapsed_time(after) / 1000 for before, after in pairs]
-
-
-def wait_for(device: torch.device) -> None:
-    """Let the host wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
 
 def free(device: torch.device) -> None:
-    """Give a GPU's memory back that nothing holds any more, and forget its peak."""
+    """Return a GPU's memory that nothing holds any more, and forget its peak."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -74,7 +22,7 @@ def free(device: torch.device) -> None:
 
 def time_steps(
     step: Callable[[], object], *, device: torch.device, warmup: int, seconds: float, most: int = 50
-) -> Timing:
+) -> dict[str, Any]:
     """Time a step again and again.
 
     Args:
@@ -83,42 +31,53 @@ def time_steps(
         warmup: steps before the first that counts, at least 2.
         seconds: for which steps are timed, about; never fewer than 3.
         most: steps that are timed.
+
+    Returns:
+        `ms`: median of a step; `spread`: between the slowest and the fastest of the middle half, over the median;
+        `first step s`: it compiles; `steps`: how many were timed; `GiB`: the most memory allocated, where it is known.
     """
-    first = _seconds_of(step, device)
-    for _ in range(warmup - 2):
-        step()
-    usual = _seconds_of(step, device)
+    first, *_, usual = (_seconds_of(step, device) for _ in range(warmup))
     count = max(3, min(most, int(seconds / usual)))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    clock = Clock(device)
-    clock.mark()
-    for _ in range(count):
-        step()
-        clock.mark()
-    taken = sorted(clock.intervals())
+        taken = sorted(_on_cuda(step, count))
+    else:
+        taken = sorted(_seconds_of(step, device) for _ in range(count))
     median = statistics.median(taken)
     middle = taken[count // 4 : count - count // 4]
-    return Timing(
-        seconds=median,
-        spread=(middle[-1] - middle[0]) / median,
-        first_seconds=first,
-        steps=count,
-        peak_gib=torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None,
-    )
+    return {
+        "ms": 1000 * median,
+        "spread": (middle[-1] - middle[0]) / median,
+        "GiB": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        "first step s": first,
+        "steps": count,
+    }
+
+
+def _on_cuda(step: Callable[[], object], count: int) -> list[float]:
+    """Return the seconds between marks in the device's stream of work, for which the host does not wait."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]
 
 
 def _seconds_of(step: Callable[[], object], device: torch.device) -> float:
-    wait_for(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     start = time.perf_counter()
     step()
-    wait_for(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
 def matrix_peak(device: torch.device, *, size: int) -> float:
-    """Time a bfloat16 matrix product of random numbers: operations a second."""
+    """Return the operations per second of a bfloat16 matrix product of random numbers."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
     timing = time_steps(lambda: torch.mm(left, right, out=out), device=device, warmup=5, seconds=0.5)
-    return 2 * size**3 / timing.seconds
+    return 2000 * size**3 / float(timing["ms"])

@@ -20,7 +20,6 @@ from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer, compiled_nll
 from transformer_xl.model_config import TransformerConfig, parse_model
-from transformer_xl.settings import plain
 
 VOCABULARY = {"txl_base_nvidia": 267_735, "txl_base": 267_735, "txl_char_base": 204}
 """Tokens of WikiText-103 and of enwik8."""
@@ -45,7 +44,7 @@ class Setting:
     backend: str
 
     def model_config(self, preset: str, *, attention: str) -> TransformerConfig:
-        """Give the network of `conf/model/PRESET.yaml`."""
+        """Return the network of `conf/model/PRESET.yaml`."""
         values = settings(f"model/{preset}") | {"attention": attention}
         if self.toy:
             width = 5 if values["d_head"] % 8 else 8
@@ -55,7 +54,7 @@ class Setting:
         return config
 
     def recipe(self, preset: str) -> dict[str, Any]:
-        """Give the lengths of `conf/recipe/PRESET.yaml`."""
+        """Return the lengths of `conf/recipe/PRESET.yaml`."""
         values = settings(f"recipe/{preset}")
         if self.toy:
             lengths = {"segment_len": 3, "mem_len": 11, "clamp_len": 6}
@@ -63,11 +62,11 @@ class Setting:
         return values
 
     def vocab_size(self, preset: str) -> int:
-        """Give V."""
+        """Return V."""
         return 64 if self.toy else VOCABULARY[preset]
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Give the context of bfloat16's mixed precision."""
+        """Return the context of bfloat16's mixed precision."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def make_model(self, preset: str, *, attention: str) -> Transformer:
@@ -87,7 +86,7 @@ def random_ids(shape: tuple[int, ...], *, vocab_size: int, seed: int) -> Tensor:
 
 
 def cluster_shares(model: LanguageModel) -> list[float]:
-    """Give the share of each cluster among such ids."""
+    """Return the share of each cluster among such ids."""
     edges = [math.log(edge + 1) / math.log(model.vocab_size + 1) for edge in model.clusters.edges]
     return [after - before for before, after in pairwise(edges)]
 
@@ -98,20 +97,19 @@ class Steps:
     def __init__(
         self,
         setting: Setting,
-        parameters: list[nn.Parameter],
+        model: LanguageModel,
         loss: Callable[[Tensor, Tensor], Tensor],
         *,
         lanes: int,
         segment_len: int,
-        vocab_size: int,
     ) -> None:
         shape = (BATCHES, lanes, segment_len + 1)
         self.tokens = lanes * segment_len
         self._setting = setting
-        self._ids = random_ids(shape, vocab_size=vocab_size, seed=1).to(setting.device)
-        self._parameters = parameters
+        self._ids = random_ids(shape, vocab_size=model.vocab_size, seed=1).to(setting.device)
+        self._parameters = list(model.parameters())
         self._loss = loss
-        self._optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=1e-4, fused=True)
         self._number = 0
 
     def __call__(self) -> Tensor:
@@ -128,7 +126,7 @@ class Steps:
 
 
 def training(setting: Setting, model: Transformer, *, preset: str, lanes: int, compiles: bool) -> Steps:
-    """Give training steps of a preset, as `LanguageModule.training_step` takes them."""
+    """Return training steps of a preset, as `LanguageModule.training_step` takes them."""
     segment_len = setting.recipe(preset)["segment_len"]
     model.train()
     nll = compiled_nll(model, segment_len=segment_len, backend=setting.backend) if compiles else model.nll
@@ -141,18 +139,11 @@ def training(setting: Setting, model: Transformer, *, preset: str, lanes: int, c
         memory = losses.memory
         return losses.nll_BT.sum() / targets_BT.numel()
 
-    return Steps(
-        setting,
-        list(model.parameters()),
-        loss,
-        lanes=lanes,
-        segment_len=segment_len,
-        vocab_size=model.vocab_size,
-    )
+    return Steps(setting, model, loss, lanes=lanes, segment_len=segment_len)
 
 
 def evaluation(setting: Setting, model: Transformer, *, preset: str, lanes: int) -> tuple[Callable[[], Tensor], int]:
-    """Give a step that scores one segment at the lengths of the paper's evaluation, memory full, and its tokens."""
+    """Return a step that scores one segment at the lengths of the paper's evaluation, memory full, and its tokens."""
     lengths = setting.recipe(preset)["long_eval"]
     session = _session(model, lengths, lanes=lanes)
     ids = random_ids((lanes, lengths["segment_len"] + 1), vocab_size=model.vocab_size, seed=2).to(setting.device)
@@ -168,7 +159,7 @@ def evaluation(setting: Setting, model: Transformer, *, preset: str, lanes: int)
 
 
 def generation(setting: Setting, model: Transformer, *, preset: str) -> Callable[[], int]:
-    """Give a step that makes the likeliest next token, memory full, and reads it back, as one who prints it must."""
+    """Return a step that makes the likeliest next token, memory full, and reads it back, as one who prints it must."""
     lengths = setting.recipe(preset)["long_eval"]
     session = _session(model, lengths, lanes=1)
     prompt = random_ids((1, lengths["mem_len"]), vocab_size=model.vocab_size, seed=3).to(setting.device)
@@ -186,79 +177,5 @@ def generation(setting: Setting, model: Transformer, *, preset: str) -> Callable
 def _session(model: Transformer, lengths: dict[str, Any], *, lanes: int) -> Any:
     import transformer_xl as txl
 
-    return txl.stream(
-        model.eval(),
-        batch_size=lanes,
-        mem_len=lengths["mem_len"],
-        clamp_len=lengths["clamp_len"],
-        same_length=lengths["same_length"],
-    )
-
-
-def x_transformers_training(setting: Setting, *, preset: str, lanes: int) -> Steps:
-    """Give training steps of x-transformers: memory, rotary positions, flash attention, the same sizes."""
-    from x_transformers import Decoder, TransformerWrapper
-
-    config, segment_len = setting.model_config(preset, attention="plain"), setting.recipe(preset)["segment_len"]
-    decoder = Decoder(
-        dim=config.d_model,
-        depth=config.n_layer,
-        heads=config.n_head,
-        attn_dim_head=config.d_head,
-        ff_mult=config.d_inner / config.d_model,
-        rotary_pos_emb=True,
-        attn_flash=True,
-    )
-    wrapped = TransformerWrapper(
-        num_tokens=setting.vocab_size(preset),
-        max_seq_len=segment_len,
-        max_mem_len=config.mem_len,
-        use_abs_pos_emb=False,
-        attn_layers=decoder,
-    ).to(setting.device)
-    mems: Any = None
-
-    def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        nonlocal mems
-        logits_BTV, mems = wrapped(tokens_BT, mems=mems, return_mems=True)
-        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-
-    parameters = [parameter for parameter in wrapped.train().parameters() if parameter.requires_grad]
-    return Steps(setting, parameters, loss, lanes=lanes, segment_len=segment_len, vocab_size=setting.vocab_size(preset))
-
-
-def transformers_training(setting: Setting, *, preset: str, lanes: int) -> Steps:
-    """Give training steps of the port in transformers 4, where it still is there."""
-    from transformers import TransfoXLConfig, TransfoXLModel
-
-    config, segment_len = setting.model_config(preset, attention="plain"), setting.recipe(preset)["segment_len"]
-    sizes = plain(config)
-    same = ("d_model", "n_head", "d_head", "d_inner", "n_layer", "mem_len", "dropout", "dropatt")
-    body = TransfoXLModel(
-        TransfoXLConfig(
-            vocab_size=setting.vocab_size(preset),
-            d_embed=config.d_model,
-            div_val=1,
-            cutoffs=[],
-            clamp_len=-1,
-            **{name: sizes[name] for name in same},
-        )
-    )
-    head = nn.Linear(config.d_model, setting.vocab_size(preset))
-    network = nn.ModuleList([body, head]).to(setting.device).train()
-    mems: Any = None
-
-    def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        nonlocal mems
-        read = body(tokens_BT, mems=mems)
-        mems = read.mems
-        return nn.functional.cross_entropy(head(read.last_hidden_state).flatten(0, 1), targets_BT.flatten())
-
-    return Steps(
-        setting,
-        list(network.parameters()),
-        loss,
-        lanes=lanes,
-        segment_len=segment_len,
-        vocab_size=setting.vocab_size(preset),
-    )
+    context = {name: lengths[name] for name in ("mem_len", "clamp_len", "same_length")}
+    return txl.stream(model.eval(), batch_size=lanes, **context)

@@ -22,17 +22,14 @@ def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]
 
 
 def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
-    pytest.importorskip("transformer_xl.model.streaming")
     status, parts = run(tmp_path)
     assert status == 0
-    assert list(parts) == [part for part in gpu.BUDGET if part != "peers"]
+    assert list(parts) == list(gpu.BUDGET)
     checked = [row for row in parts.pop("numerics") if "type" in row]
     assert {row["attention"] for row in checked} == set(ATTENTION) - {"auto"}
     for rows in parts.values():
         assert all(row["tokens/s"] > 0 for row in rows)
-    table = (tmp_path / "gpu.md").read_text()
-    assert "**generation**" in table
-    assert "bfloat16 matrix product" in table
+    assert "**generation**" in (tmp_path / "gpu.md").read_text()
 
 
 def one_key_too_many(*given: Any, mask: AttentionMask, dropout: float) -> Tensor:

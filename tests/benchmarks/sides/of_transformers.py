@@ -34,7 +34,7 @@ class Port:
         self.mems: list[Tensor] | None = None
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give the mean loss of all targets.
+        """Return the mean loss of all targets.
 
         `labels=` would leave out each lane's last one: it shifts targets by one within the segment, which the two
         paddings undo. Under autocast its loss raises an error (it mixes two types): that is done in float32.
@@ -47,7 +47,7 @@ class Port:
         return losses.mean()
 
     def log_probs(self, tokens_BT: Tensor) -> Tensor:
-        """Give the log-probabilities of what follows each token."""
+        """Return the log-probabilities of what follows each token."""
         hidden_BTD = self._read(tokens_BT)
         log_probs: Tensor = self.model.crit(hidden_BTD)
         return log_probs.view(*hidden_BTD.shape[:2], -1)
@@ -67,7 +67,7 @@ def make_work(request: dict[str, Any]) -> Work:
     port.model.eval()
     if request["task"] == "evaluation":
         return Evaluation(request, port.loss)
-    return Generation(request, port.log_probs, filled=True)
+    return Generation(request, port.log_probs, fill=1)
 
 
 if __name__ == "__main__":

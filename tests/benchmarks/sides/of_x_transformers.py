@@ -35,7 +35,7 @@ class Wrapped:
         self.mems: list[Tensor] | None = None
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Give the mean loss of all targets."""
+        """Return the mean loss of all targets."""
         logits_BTV, self.mems = self.model(tokens_BT, mems=self.mems, return_mems=True)
         return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 

@@ -3,8 +3,8 @@
 It reads requests from its input, one a line, and answers each with one line:
 
     {"work": {...}}       once, the first: build the work and warm it     {"tokens": n, "versions": {...}}
-    {"seconds": s,        do whole steps, for at least s seconds,         {"seconds": [...], "values": [...],
-     "steps": n}          and at least n (one, if it is not said)          "peak_bytes": n}
+    {"seconds": s}        do whole steps, for at least s seconds          {"seconds": [...], "values": [...],
+                                                                           "peak_bytes": n}
 
 `seconds` has the time of each step, `values` what each gave (a loss), `peak_bytes` is the process's high-water mark so
 far. An exception is answered with {"error": "..."} and ends the process. The end of the input ends it too.
@@ -42,7 +42,7 @@ class Work(Protocol):
         """Make what a step needs; its time does not count."""
 
     def step(self, drawn: Any) -> float:
-        """Do one step, and give its loss."""
+        """Do one step, and return its loss."""
 
 
 def serve(make_work: Callable[[Request], Work], *, versions: dict[str, str]) -> None:
@@ -70,13 +70,12 @@ def _answer_all(make_work: Callable[[Request], Work], versions: dict[str, str], 
     versions = {"python": platform.python_version(), "torch": torch.__version__, **versions}
     _send(answers, {"tokens": work.tokens, "versions": versions})
     for line in sys.stdin:
-        turn = json.loads(line)
-        seconds, values = measure(work, at_least=turn["seconds"], steps=turn.get("steps", 1))
+        seconds, values = measure(work, at_least=json.loads(line)["seconds"])
         _send(answers, {"seconds": seconds, "values": values, "peak_bytes": peak_bytes()})
 
 
-def measure(work: Work, *, at_least: float, steps: int) -> tuple[list[float], list[float]]:
-    """Do steps until `at_least` seconds have passed in them, and there were `steps`; give their times and values.
+def measure(work: Work, *, at_least: float) -> tuple[list[float], list[float]]:
+    """Do steps, one at the least, until `at_least` seconds have passed in them; return their times and values.
 
     A step in which the process was stopped and told to go on does not count.
     """
@@ -84,7 +83,7 @@ def measure(work: Work, *, at_least: float, steps: int) -> tuple[list[float], li
     values: list[float] = []
     went_on: list[int] = []
     signal.signal(signal.SIGCONT, lambda number, _: went_on.append(number))
-    while len(seconds) < steps or sum(seconds) < at_least:
+    while not seconds or sum(seconds) < at_least:
         went_on.clear()
         drawn = work.draw()
         start = time.perf_counter()
@@ -97,7 +96,7 @@ def measure(work: Work, *, at_least: float, steps: int) -> tuple[list[float], li
 
 
 def peak_bytes() -> int:
-    """Give the most memory that this process has held at once (VmHWM), 0 where the system does not say."""
+    """Return the most memory that this process has held at once (VmHWM), 0 where the system does not say."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)

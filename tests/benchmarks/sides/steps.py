@@ -35,7 +35,7 @@ class Text:
         self.last_B1 = self._draw(1)
 
     def segment(self, length: int) -> tuple[Tensor, Tensor]:
-        """Give the next tokens and targets (B, T)."""
+        """Return the next tokens and targets (B, T)."""
         text = torch.cat([self.last_B1, self._draw(length)], dim=1)
         self.last_B1 = text[:, -1:]
         return text[:, :-1].clone(), text[:, 1:].clone()
@@ -48,37 +48,42 @@ class Text:
 
 
 def autocast(request: dict[str, Any]) -> AbstractContextManager[object]:
-    """Give the context of a forward pass in the request's precision."""
+    """Return the context of a forward pass in the request's precision."""
     return torch.autocast("cpu", torch.bfloat16, enabled=request["precision"] == "bfloat16")
 
 
-class Training:
-    """Steps of training: forward, backward, gradients clipped, fused Adam.
+class _Segments:
+    """Segments of one text, one after the other, each of which the model reads with the memory of those before."""
 
-    Attributes:
-        tokens: of a step.
-    """
-
-    def __init__(self, request: dict[str, Any], parameters: Iterable[nn.Parameter], loss: Loss) -> None:
-        """Warm the memory and the optimizer.
+    def __init__(self, request: dict[str, Any], loss: Loss) -> None:
+        """Fill the memory, and let the first steps allocate.
 
         Args:
             request: see `works.py`.
-            parameters: of the model, which is in training mode, without dropout.
             loss: of the model.
         """
         self.tokens = request["batch_size"] * request["segment_len"]
         self._request = request
         self._text = Text(request)
-        self._parameters = list(parameters)
         self._loss = loss
-        self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE, fused=True)
         for _ in range(-(-request["mem_len"] // request["segment_len"]) + WARM_STEPS):
             self.step(self.draw())
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """Give tokens and targets."""
+        """Return tokens and targets."""
         return self._text.segment(self._request["segment_len"])
+
+    def step(self, drawn: tuple[Tensor, Tensor]) -> float:
+        raise NotImplementedError
+
+
+class Training(_Segments):
+    """Steps of training: forward, backward, gradients clipped, fused Adam."""
+
+    def __init__(self, request: dict[str, Any], parameters: Iterable[nn.Parameter], loss: Loss) -> None:
+        self._parameters = list(parameters)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE, fused=True)
+        super().__init__(request, loss)
 
     def step(self, drawn: tuple[Tensor, Tensor]) -> float:
         """Train on one segment of every lane."""
@@ -91,21 +96,8 @@ class Training:
         return float(loss.detach())
 
 
-class Evaluation:
-    """Segments of one text, read one after the other with the memory that they leave."""
-
-    def __init__(self, request: dict[str, Any], loss: Loss) -> None:
-        """Fill the memory; arguments as in `Training`."""
-        self.tokens = request["batch_size"] * request["segment_len"]
-        self._request = request
-        self._text = Text(request)
-        self._loss = loss
-        for _ in range(-(-request["mem_len"] // request["segment_len"]) + WARM_STEPS):
-            self.step(self.draw())
-
-    def draw(self) -> tuple[Tensor, Tensor]:
-        """Give tokens and targets."""
-        return self._text.segment(self._request["segment_len"])
+class Evaluation(_Segments):
+    """Reading, one segment of every lane a step."""
 
     @torch.no_grad()
     def step(self, drawn: tuple[Tensor, Tensor]) -> float:
@@ -115,35 +107,30 @@ class Evaluation:
 
 
 class Generation:
-    """Tokens made one at a time, the likeliest each, from a memory that is full.
-
-    Attributes:
-        tokens: of a step: one.
-    """
+    """Tokens made one at a time, the likeliest each, from a memory that is full."""
 
     tokens = 1
 
-    def __init__(self, request: dict[str, Any], log_probs: Callable[[Tensor], Tensor], *, filled: bool) -> None:
+    def __init__(self, request: dict[str, Any], log_probs: Callable[[Tensor], Tensor], *, fill: int) -> None:
         """Fill the memory.
 
         Args:
-            request: see `works.py`; `fill` tokens are read first, then `made` are made.
+            request: see `works.py`.
             log_probs: from tokens (1, T) to what follows each (1, T, V), the model's memory carried on.
-            filled: whether the memory has its full length from the beginning.
+            fill: how many tokens are read first.
         """
         self._request = request
         self._log_probs = log_probs
         text = Text(request)
-        left = 1 if filled else max(1, request["fill"])
-        while left > 0:
-            tokens_1T, _ = text.segment(min(left, request["segment_len"]))
+        while fill > 0:
+            tokens_1T, _ = text.segment(min(fill, request["segment_len"]))
             self._next(tokens_1T)
-            left -= tokens_1T.shape[1]
-        for _ in range(request["made"] or WARM_STEPS):
+            fill -= tokens_1T.shape[1]
+        for _ in range(WARM_STEPS):
             self.step(None)
 
     def draw(self) -> None:
-        """Give nothing: each token follows from the one before."""
+        """Return nothing: each token follows from the one before."""
 
     def step(self, drawn: None) -> float:
         """Make one token."""

@@ -1,11 +1,13 @@
-"""One command, read: plugins, literal values, and what Hydra composes of it; a single run makes no folder here."""
+"""One command line, read: plugins, flags, literal values, and what Hydra composes of the rest."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -25,17 +27,10 @@ from transformer_xl.settings import Settings, defaults, parse
 
 S = TypeVar("S", bound=Settings)
 LITERAL_KEYS = frozenset(
-    {"prompt", "prompt_file", "texts", "run", "resume", "init_from", "name"}
+    {"prompt", "prompt_file", "texts", "run", "resume", "init_from", "name", "hydra.run.dir", "hydra.sweep.dir"}
     | {"data.path", "data.dir", "data.vocabulary", "data.document_marker"}
 )
-ALREADY_QUOTED = "--already-quoted"
-"""First argument of a sweep's job: its values are in Hydra's grammar, in its further processes too."""
-_NO_SWEEPS = {
-    "evaluate": "give a list, as in 'eval.mem_len=[0,64]' or 'run=[A,B]'",
-    "score": "call this command once for each",
-    "generate": "call this command once for each",
-}
-"""Commands without jobs, and what to do instead."""
+"""Their values are taken as they are typed, and never reach Hydra's grammar."""
 _GROUPS = {
     "position": "model/position",
     "model": "model",
@@ -54,16 +49,22 @@ class Call:
     Attributes:
         name: of the command, and of its file in `conf/`.
         command: the arguments as the user typed them, the program first.
-        config_dir: the folder of `conf/`.
-        flags: `--config-dir=` and `plugins=`, which a sweep hands to its jobs.
-        overrides: in Hydra's grammar.
+        config_dirs: `conf/`, and the folder that `--config-dir` names.
+        flags: `--config-dir` and `plugins=`, which a sweep hands to its jobs.
+        overrides: `key=value`, as the user typed them.
+        rows: of the experiment, where it is a comparison: the overrides that `row=NAME` stands for.
+        is_sweep: whether several runs are asked for.
+        shows: `help`, or `cfg`: the composed configuration; None: the command does its work.
     """
 
     name: str
     command: list[str]
-    config_dir: Path
+    config_dirs: list[Path]
     flags: list[str]
     overrides: list[str]
+    rows: Mapping[str, str]
+    is_sweep: bool
+    shows: str | None
 
     @property
     def given(self) -> frozenset[str]:
@@ -73,61 +74,61 @@ class Call:
     @property
     def folder(self) -> Path | None:
         """The run folder that `hydra.run.dir` names; None: none is named."""
-        value = self.value("hydra.run.dir")
-        if value is not None and not str(value).strip():
+        value = self.literals().get("hydra.run.dir")
+        if value == "":
             raise UserError("hydra.run.dir is empty, and must name the folder of the run")
-        return None if value is None else Path(str(value)).absolute()
+        return None if value is None else Path(value).absolute()
 
-    def value(self, key: str) -> object:
-        """Return the value that the command gives to a key; None: it gives none."""
-        return plain_values([line for line in self.overrides if key_of(line) == key]).get(key)
+    def literals(self) -> dict[str, str]:
+        """Return the values of the keys whose values are taken literally."""
+        return {key_of(line): line.partition("=")[2] for line in self.overrides if key_of(line) in LITERAL_KEYS}
 
-    def choices(self, composed: DictConfig) -> dict[str, str]:
-        """Return group -> choice of what was composed."""
-        chosen = composed.hydra.runtime.choices.items()
-        return {group: choice for group, choice in chosen if choice and not group.startswith("hydra/")}
+    def parsed(self) -> list[Override]:
+        """Return the other overrides, read in Hydra's grammar."""
+        lines = [line for line in self.overrides if key_of(line) not in LITERAL_KEYS]
+        with library_errors_in_one_line():
+            return list(OverridesParser.create().parse_overrides(lines))
+
+    def jobs(self) -> list[Call]:
+        """Return the calls of a sweep: one for each combination of the swept values, the last varying fastest."""
+        with library_errors_in_one_line():
+            options = list(itertools.product(*map(_options, self.overrides)))
+        return [replace(self, overrides=list(job), is_sweep=False) for job in options]
 
     def compose(self) -> DictConfig:
-        """Return what Hydra composes, with its own node `hydra`.
+        """Return what Hydra composes, with its own node `hydra`, and without the literal values.
 
         Keys that are no groups are added where there is none: the settings' classes say best what is wrong with them.
         """
-        folders = [self.config_dir, *self._extra_dirs()]
-        path = [f"hydra.searchpath=[{','.join(quote(f'file://{folder}') for folder in folders[1:])}]"]
-        overrides = [
-            f"++{line}"
-            if re.match(r"(?!hydra[./])[\w.-]+=", line)
-            and not any((folder / key_of(line)).is_dir() for folder in folders)
-            else line
-            for line in self.overrides
-        ]
-        for override in OverridesParser.create().parse_overrides(self.overrides):
-            if override.is_sweep_override():
-                key = override.key_or_group
-                several = _NO_SWEEPS.get(self.name, f"give -m for a run of each, or {key}=[...] for a list")
-                raise UserError(f"{as_typed(override.input_line)} names several values: {several}")
-        try:
-            with hydra.initialize_config_dir(config_dir=str(self.config_dir), version_base="1.3"):
-                return hydra.compose(self.name, [*path[: len(folders) - 1], *overrides], return_hydra_config=True)
-        except ValueError as error:  # of a group without a choice
-            raise UserError(first_line(error)) from error
-
-    def _extra_dirs(self) -> list[Path]:
-        named = [flag.partition("=")[2] for flag in self.flags if flag.startswith("--config-dir=")]
-        return [Path(folder).absolute() for folder in named]
+        lines = [part for line in self.overrides if key_of(line) == "row" for part in self.rows[_value(line)].split()]
+        for line in self.overrides:
+            key = key_of(line)
+            is_group = any((folder / key).is_dir() for folder in self.config_dirs)
+            if key not in LITERAL_KEYS and (key != "row" or not self.rows):
+                lines.append(line if is_group or line.startswith(("+", "~")) else f"++{line}")
+        for folder in self.config_dirs[1:]:
+            lines.append(f"hydra.searchpath=[{QuotedString(f'file://{folder}', Quote.single).with_quotes()}]")
+        with (
+            library_errors_in_one_line(),
+            hydra.initialize_config_dir(config_dir=str(self.config_dirs[0]), version_base="1.3"),
+        ):
+            return hydra.compose(self.name, lines, return_hydra_config=True)
 
     def values(self, composed: DictConfig) -> dict[str, Any]:
-        """Return what Hydra composed as plain containers, all references looked up."""
-        with flag_override(composed, ["struct", "readonly"], False):
-            composed.pop("hydra", None)
-        if "plugins" in composed:
+        """Return what Hydra composed as plain containers, all references looked up, and the literal values in it."""
+        with library_errors_in_one_line(), flag_override(composed, ["struct", "readonly"], False):
+            for name in ("hydra", "rows", "sweep"):
+                composed.pop(name, None)
+            values: Any = OmegaConf.to_container(composed, resolve=True)
+        if "plugins" in values:
             raise UserError("plugins stands in a YAML file, and is taken from the command line alone: plugins=[FILE]")
-        values = OmegaConf.to_container(composed, resolve=True)
-        assert isinstance(values, dict)
-        for key in _missing(values):
-            if key not in self.given:
-                raise UserError(f"{key} has no value, and must be given as {key}=VALUE")
-        return {str(key): value for key, value in values.items() if key != "rows"}
+        for key, value in self.literals().items():
+            if not key.startswith("hydra."):
+                put(values, key, _items(value) if key == "run" and value.startswith("[") else value)
+        missing = [key for key, value in values.items() if value == "???" and key not in self.given]
+        if missing:
+            raise UserError(f"{missing[0]} has no value, and must be given as {missing[0]}=VALUE")
+        return dict(values)
 
     def settings(self, cls: type[S]) -> S:
         """Return what the command composes as the settings of a class.
@@ -137,152 +138,109 @@ class Call:
         """
         return parse(cls, self.values(self.compose()))
 
+    def help(self) -> str:
+        """Return the text of `--help`: the template in `conf/`, with choices and settings put in."""
+        composed = self.compose()
+        text = (self.config_dirs[0] / f"{self.name}.yaml").read_text(encoding="utf-8")
+        shown = {group.replace("/", "_"): ", ".join(self._choices(group)) for group in (*_GROUPS.values(), "experiment")}
+        with flag_override(composed, "struct", False):
+            template = composed.pop("hydra").help.template
+        shown |= {"program": program(self.name), "settings": text.partition("\nhydra:")[0]}
+        return str(template).format(**shown, config=OmegaConf.to_yaml(composed, resolve="{config}" in template))
 
-def read(name: str, command: Sequence[str], *, config_dir: Path | None = None) -> tuple[Call, list[str]]:
+    def _choices(self, group: str) -> list[str]:
+        names = {path.stem for folder in self.config_dirs for path in (folder / group).glob("*.yaml")}
+        names |= {entry.name for kind in _GROUPS if _GROUPS[kind] == group for entry in registry.outside(kind)}
+        return sorted(name for name in names if not name.startswith("_"))
+
+
+def read(name: str, command: Sequence[str]) -> Call:
     """Read a command line, and import its plugins.
 
     Args:
         name: of the command.
         command: the program and its arguments.
-        config_dir: another folder than the project's `conf/`.
-
-    Returns:
-        The call, and the flags and words for which it must be handed to Hydra.
 
     Raises:
-        UserError: a plugin is not there, or what is given excludes each other.
+        UserError: a plugin is not there, or a word is no setting.
     """
-    arguments = list(command[1:])
-    is_job = arguments[:1] == [ALREADY_QUOTED]
-    plugins = [argument for argument in arguments if argument.startswith("plugins=")]
-    arguments = [_without_dashes(argument) for argument in registry.take_plugins(arguments[is_job:])]
+    words = [re.sub(r"^--(?=\w+\.|seed=|name=)", "", word) for word in registry.take_plugins(command[1:])]  # of agents
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for short, flag in (("-cd", "--config-dir"), ("-cp", "--config-path"), ("-cn", "--config-name")):
-        parser.add_argument(short, flag)
-    known, rest = parser.parse_known_args(arguments)
-    conf = Path(known.config_path).absolute() if known.config_path else (config_dir or shipped_config_dir()).absolute()
-    overrides = [word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~"))]
-    flags = [word for word in rest if word not in overrides]
-    for before, word in zip(["", *rest], rest, strict=False):
-        if (word in flags and not word.startswith("-") and not before.startswith("-")) or word.startswith("="):
-            raise UserError(f"{word} is no setting: a setting is written key=value, as in {word.strip('=')}=VALUE")
-    is_sweep = not {"-m", "--multirun"}.isdisjoint(flags) or "hydra.mode=MULTIRUN" in overrides
-    if not is_job:
-        overrides = [_quoted(override, in_sweep=is_sweep) for override in overrides]
-        _refuse_in_sweep(name, overrides, is_sweep=is_sweep)
-    overrides, compares = _with_rows(overrides, [conf, *([Path(known.config_dir)] if known.config_dir else [])])
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-h", "--help", dest="shows", action="store_const", const="help")
+    parser.add_argument("--cfg", dest="shows", choices=["job"])
+    parser.add_argument("--config-dir")
+    known, overrides = parser.parse_known_args(words)
+    for word in overrides:
+        if not re.match(r"~|[^=-][^=]*=", word):
+            raise UserError(f"{word} is no setting: a setting is written key=value; --help lists all, and the flags")
+        if re.match(r"[+~]*hydra[./]", word) and key_of(word) not in LITERAL_KEYS:
+            raise UserError(f"{word}: of Hydra's own settings only hydra.run.dir and hydra.sweep.dir are used")
+    config_dirs = [shipped_config_dir(), *([Path(known.config_dir).absolute()] if known.config_dir else [])]
+    rows, overrides = _with_rows(overrides, config_dirs)
     call = Call(
-        name=known.config_name or name,
+        name=name,
         command=list(command),
-        config_dir=conf,
+        config_dirs=config_dirs,
         flags=[
-            *([f"--config-dir={known.config_dir}"] if known.config_dir else []),
-            *plugins,
+            *(f"--config-dir={folder}" for folder in config_dirs[1:]),
+            *(word for word in command if word.startswith("plugins=")),
         ],
-        overrides=[f"++{line}" if re.match(r"(trainer|callbacks)\.", line) else line for line in overrides],
+        overrides=overrides,
+        rows=rows,
+        is_sweep=known.multirun,
+        shows=known.shows,
     )
-    _register_resolvers(conf)
-    _store_parts(call)
-    return call, [*flags, *(["-m"] if (is_sweep or compares) and "-m" not in flags else [])]
+    _store_parts(config_dirs)
+    return replace(call, is_sweep=True) if rows and not known.multirun and len(call.jobs()) > 1 else call
 
 
-def _without_dashes(argument: str) -> str:
-    """Turn `--model.mem_len=64`, as W&B's agent writes it, into a setting."""
-    found = re.match(r"--([a-z_]+(\.\w+)+|seed|name)=", argument)
-    return argument[2:] if found else argument
+def key_of(line: str) -> str:
+    """Return the key of an override, without what says how it is laid on."""
+    return line.partition("=")[0].lstrip("+~")
 
 
-def _items(argument: str) -> list[str]:
-    value = argument.partition("=")[2].strip()
+def put(settings: dict[str, Any], key: str, value: object) -> None:
+    """Set a dotted key of nested containers, making groups where there are none."""
+    *groups, name = key.split(".")
+    for group in groups:
+        if not isinstance(settings.get(group), dict):
+            settings[group] = {}
+        settings = settings[group]
+    settings[name] = value
+
+
+def _value(line: str) -> str:
+    return line.partition("=")[2]
+
+
+def _items(value: str) -> list[str]:
     value = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     return [item.strip() for item in value.split(",") if item.strip()]
 
 
-def _quoted(override: str, *, in_sweep: bool) -> str:
-    """Write a literal value in Hydra's grammar; in a sweep a list of them stands for a run of each."""
-    key, _, value = override.partition("=")
-    if key_of(override) not in LITERAL_KEYS:
-        return override
-    is_list = value.startswith("[") and value.endswith("]")
-    if is_list and key_of(override) == "run":
-        return f"{key}=[{','.join(map(quote, _items(override)))}]"
-    if is_list and in_sweep:
-        return f"{key}={','.join(map(quote, _items(override)))}"
-    if in_sweep and "," in value and not re.fullmatch(r"'.*'|\".*\"", value, re.DOTALL):
-        raise UserError(f"{override}: in a sweep write {key}=[A,B] for a run of each, or {key}='\"A,B\"' for one value")
-    return f"{key}={quote(value[1:-1] if in_sweep and ',' in value else value)}"
+def _options(line: str) -> list[str]:
+    """Return the overrides that one of a sweep stands for; literal values are separated by commas."""
+    key, _, value = line.partition("=")
+    if key_of(line) in LITERAL_KEYS:
+        return [line] if key.startswith("hydra.") else [f"{key}={item}" for item in _items(value) or [""]]
+    override = OverridesParser.create().parse_override(line)
+    return [f"{key}={one}" for one in override.sweep_string_iterator()] if override.is_sweep_override() else [line]
 
 
-def quote(text: str) -> str:
-    """Write any text as a value of Hydra's grammar whose composed value is that text."""
-    escaped = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)  # which OmegaConf would look up
-    return QuotedString(text=escaped, quote=Quote.single).with_quotes()
-
-
-def key_of(argument: str) -> str:
-    """Return the key of an override, without what says how it is laid on."""
-    return argument.partition("=")[0].lstrip("+~")
-
-
-def plain_values(overrides: Sequence[str]) -> dict[str, object]:
-    """Return the values of overrides in Hydra's grammar as plain ones, the last of a key counting."""
-    values: dict[str, object] = {}
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if override.is_sweep_override() or override.is_delete() or override.package is not None:
-            raise UserError(f"{as_typed(override.input_line)} must give one value to one setting here")
-        value: object = override.value()
-        if isinstance(value, str) and override.key_or_group in LITERAL_KEYS | {"hydra.run.dir"}:
-            value = OmegaConf.to_container(OmegaConf.create([value]), resolve=True)  # what `quote` escaped
-            value = value[0] if isinstance(value, list) else value
-        values[override.key_or_group] = value
-    return values
-
-
-def as_typed(line: str | None) -> str:
-    """Return an override of Hydra's grammar as its user typed it, for messages and tables."""
-    override = OverridesParser.create().parse_override(str(line))
-    value = override.value() if override.key_or_group in LITERAL_KEYS else None
-    key = override.get_key_element().removeprefix("++")
-    return f"{key}={value}" if isinstance(value, str) else re.sub(r"^(\+\+|\+(?=row=))", "", str(line))
-
-
-def _refuse_in_sweep(name: str, overrides: list[str], *, is_sweep: bool) -> None:
-    given = set(map(key_of, overrides))
-    for line in overrides:
-        if re.match(r"hydra\.(sweeper|launcher|help|job_logging|hydra_logging)=", line):
-            raise UserError(f"{line}: a group is chosen with a slash, as in {line.replace('.', '/', 1)}")
-    if not is_sweep:
-        return
-    if name in _NO_SWEEPS:
-        raise UserError(f"--multirun sweeps over training runs: {_NO_SWEEPS[name]}")
-    if "resume" in given and "resume='auto'" not in overrides:
-        raise UserError("resume=RUN_FOLDER goes on with one run, and cannot be given with --multirun")
-    if "resume" in given and "hydra.sweep.dir" not in given:
-        raise UserError(
-            "resume=auto finds the jobs of a sweep by their folder, and each sweep has a new one: add "
-            "hydra.sweep.dir=FOLDER"
-        )
-
-
-def _with_rows(overrides: list[str], folders: list[Path]) -> tuple[list[str], bool]:
-    """Put in the overrides of an experiment's row, and say whether it is a sweep: over its rows or over its parameters.
-
-    `rows` of an experiment maps a row's name to its overrides; `row=NAME` chooses one or several.
-    """
-    given = {key_of(line): line.partition("=")[2].strip("'\"") for line in overrides}
+def _with_rows(overrides: list[str], folders: list[Path]) -> tuple[Mapping[str, str], list[str]]:
+    """Return the rows of an experiment that is a comparison, and the overrides with what it sweeps unless told else."""
+    given = {key_of(line): _value(line) for line in overrides}
     paths = [path for folder in folders if (path := folder / f"experiment/{given.get('experiment')}.yaml").is_file()]
-    content = yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else None
-    rows: Mapping[str, str] = content.get("rows", {}) if isinstance(content, dict) else {}
+    content = yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
+    rows: Mapping[str, str] = content.get("rows", {})
     if not rows:
-        return overrides, False
-    chosen = _items(f"row={given['row']}") if "row" in given else list(rows)
-    for row in chosen:
+        return {}, overrides
+    for row in _items(given.get("row", "")):
         if row not in rows:
             raise UserError(f"row={row} is none of experiment={given['experiment']} ({nearest(row, list(rows))})")
-    others = [line for line in overrides if key_of(line) != "row"]
-    if len(chosen) == 1 and "data" in given and "," not in given["data"]:
-        return [*rows[chosen[0]].split(), *others], False
-    return [*others, *(["~hydra.sweeper.params.data"] if "data" in given else []), f"+row={','.join(chosen)}"], True
+    swept = {"row": ",".join(rows), **content["sweep"]}
+    return rows, [*(f"{key}={value}" for key, value in swept.items() if key not in given), *overrides]
 
 
 def shipped_config_dir() -> Path:
@@ -291,61 +249,34 @@ def shipped_config_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
-def _store_parts(call: Call) -> None:
+def _store_parts(folders: list[Path]) -> None:
     """Make parts from outside choices of Hydra's groups, with the defaults of their settings."""
     store = ConfigStore.instance()
-    models = [path.stem for folder in call._extra_dirs() for path in (folder / "model").glob("*.yaml")]
+    models = [path.stem for folder in folders[1:] for path in (folder / "model").glob("*.yaml")]
     for kind, group in _GROUPS.items():
         for entry in registry.outside(kind):
-            node: dict[str, Any] = {"kind": entry.name} | (defaults(entry.config) if entry.config is not None else {})
+            node: dict[str, Any] = {"kind": entry.name} | ({} if entry.config is None else defaults(entry.config))
             base = getattr(entry.config, "base", "_base")
-            if (call.config_dir / group / f"{base}.yaml").is_file():
+            if (folders[0] / group / f"{base}.yaml").is_file():
                 node = {"defaults": [base, "_self_"], **node}
             store.store(group=group, name=entry.name, node=node, provider="plugins")
             models += [entry.name] if kind == "model" else []
     for model in models:
-        if not any((folder / f"recipe/{model}.yaml").is_file() for folder in [call.config_dir, *call._extra_dirs()]):
+        if not any((folder / f"recipe/{model}.yaml").is_file() for folder in folders):
             store.store(group="recipe", name=model, node={"defaults": ["txl_tiny"]}, provider="plugins")
 
 
-def _register_resolvers(conf: Path) -> None:
-    """Make known what conf/ refers to: the folder of a sweep, and the settings and choices that `--help` shows."""
-    from transformer_xl.run_folder import claim_now
+@contextmanager
+def library_errors_in_one_line() -> Iterator[None]:
+    """Raise Hydra's and OmegaConf's errors as a mistake of the user's.
 
-    def settings_of(name: str) -> str:
-        shown, is_shown = [], False
-        for line in (conf / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-            if line and not line.startswith((" ", "#")):
-                is_shown = not line.startswith(("defaults:", "recipe:", "hydra:"))
-            shown += [line.replace("???       ", "(required)")] if is_shown else []
-        return "\n".join(shown).strip()
-
-    def choices_of(group: str) -> str:
-        names = {path.stem for path in (conf / group).glob("*.yaml") if not path.stem.startswith("_")}
-        outside = [entry.name for kind in _GROUPS if _GROUPS[kind] == group for entry in registry.outside(kind)]
-        return ", ".join(sorted({*names, *outside}))
-
-    OmegaConf.register_new_resolver(
-        "sweep_folder", lambda root: str(claim_now(Path(root), first="sweep")), use_cache=True, replace=True
-    )
-    OmegaConf.register_new_resolver("program", program, replace=True)
-    OmegaConf.register_new_resolver("settings_of", settings_of, replace=True)
-    OmegaConf.register_new_resolver("choices_of", choices_of, replace=True)
-
-
-def _missing(values: object, key: str = "") -> Iterator[str]:
-    if isinstance(values, dict):
-        for name, value in values.items():
-            yield from _missing(value, f"{key}.{name}" if key else str(name))
-    elif values == "???":
-        yield key
-
-
-def library_sentence(error: HydraException | OmegaConfBaseException) -> str:
-    """Return a library's own first line, with the nearest name where it knows which there are."""
-    line = str(error).strip().partition("\n")[0].replace("'++", "'")
-    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        return f"{line} ({nearest(error.missing_cfg_file.rpartition('/')[2], list(error.options))})"
-    key = getattr(error, "full_key", None)
-    override = getattr(error, "override", None)
-    return f"{key}: {line}" if key else f"{override}: {line}" if override else line
+    Raises:
+        UserError: with the library's own message, and the nearest name where it knows which there are.
+    """
+    try:
+        yield
+    except MissingConfigException as error:
+        missing = (error.missing_cfg_file or "").rpartition("/")[2]
+        raise UserError(f"{str(error).partition(chr(10))[0]} ({nearest(missing, error.options or [])})") from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise error if isinstance(error, UserError) else UserError(first_line(error).replace("++", "")) from error

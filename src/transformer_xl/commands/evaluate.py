@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
-from transformer_xl.commands.closed_pipe import go_on_without_screen
 from transformer_xl.inference_config import EvaluateConfig
 from transformer_xl.settings import parse
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a run may hold what the terminal cannot show
-    go_on_without_screen()
-    sys.exit(cli.run("evaluate", evaluate))
+    cli.main(lambda: cli.run("evaluate", evaluate), outlives_screen=True)
 
 
 def evaluate(call: Call) -> float | None:

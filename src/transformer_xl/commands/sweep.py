@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -11,22 +10,19 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from transformer_xl.commands.call import ALREADY_QUOTED, Call, as_typed, key_of, quote, read
-from transformer_xl.commands.cli import hand_to_hydra
+from transformer_xl.commands.call import Call, key_of
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import atomic_write, program
-from transformer_xl.run_folder import Summary, shown
+from transformer_xl.run_folder import Summary, claim_now, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
 RECORD = "job.json"
@@ -64,53 +60,37 @@ class Job(NamedTuple):
         return next((line.partition("=")[2] for line in self.overrides if key_of(line) == group), "")
 
 
-def run_sweep(call: Call, flags: list[str], *, check: Callable[[Call], object] | None = configure) -> int:
+def run_sweep(call: Call) -> int:
     """Run the jobs of a sweep, each in a process of its own, and print their table.
 
     Args:
         call: the command.
-        flags: of Hydra's.
-        check: of the first job, before any starts: raises a UserError for settings that cannot be.
 
     Returns:
         The exit status: 0, 1 with a failed job, or as a signal asks.
+
+    Raises:
+        UserError: the first job's settings cannot be; nothing was started.
     """
-    if not {"-m", "--multirun"}.issuperset(flags):
-        hand_to_hydra(call, flags, print)
-        return 0
-    parsed = OverridesParser.create().parse_overrides(call.overrides)
-    single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
-    hydra = replace(call, overrides=single).compose().hydra
-    params = [f"{key}={values}" for key, values in (hydra.sweeper.get("params") or {}).items()]
-    parsed = [*OverridesParser.create().parse_overrides(params), *parsed]
-    choices = [
-        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [str(override.input_line)]
-        for override in parsed
-        if not override.key_or_group.startswith("hydra")
-    ]
-    swept = {key_of(lines[0]) for lines in choices if len(lines) > 1}
-    jobs = [list(job) for job in itertools.product(*choices)]
-    if check is not None:
-        check(read(call.name, [call.command[0], ALREADY_QUOTED, *call.flags, *jobs[0]], config_dir=call.config_dir)[0])
-    folder = Path(hydra.sweep.dir).absolute()
+    jobs, named = call.jobs(), call.literals().get("hydra.sweep.dir")
+    configure(jobs[0])
+    folder = (Path(named) if named else claim_now(Path("outputs"), first="sweep")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "multirun.yaml") as file:
-        yaml.safe_dump([list(map(as_typed, job)) for job in jobs], file, allow_unicode=True)
+        yaml.safe_dump([job.overrides for job in jobs], file, allow_unicode=True)
     done: list[Job] = []
     processes: list[subprocess.Popen[bytes]] = []
     with _forwarding(processes) as received:
-        for number, overrides in enumerate(jobs):
-            typed = [printable(as_typed(line)) for line in overrides]
-            label = " ".join(line for line in typed if key_of(line) in swept)
+        for number, job in enumerate(jobs):
+            varied = [line for line in job.overrides if line not in call.overrides]
+            label = printable(" ".join(varied or job.overrides))
             print(f"job {number + 1} of {len(jobs)}: {label}", file=sys.stderr, flush=True)
-            below = folder / str(number)
-            arguments = [*call.flags, *overrides, f"hydra.run.dir={quote(str(below))}"]
-            processes.append(subprocess.Popen([*_entry(), ALREADY_QUOTED, *arguments], process_group=0))
+            below, kept = folder / str(number), [line for line in job.overrides if not line.startswith("hydra.")]
+            command = [*_entry(), *call.flags, *kept, f"hydra.run.dir={below}"]
+            processes.append(subprocess.Popen(command, process_group=0))
             code = processes[-1].wait()
             code = code if code >= 0 else 128 - code
-            done.append(Job(number, label, typed, below, code, Summary.read(below)))
+            done.append(Job(number, label, kept, below, code, Summary.read(below)))
             _write_record(done[-1])
             if received or code == _INTERRUPTED:
                 break
@@ -118,8 +98,8 @@ def run_sweep(call: Call, flags: list[str], *, check: Callable[[Call], object] |
     _print_seeds(done)
     print_comparison(done)
     if received or code == _INTERRUPTED:
-        kept = [word for word in call.command[1:] if key_of(word) not in ("resume", "hydra.sweep.dir")]
-        go_on = f"{program('train')} {shlex.join(kept)} resume=auto hydra.sweep.dir={shlex.quote(shown(folder))}"
+        typed = [word for word in call.command[1:] if key_of(word) not in ("resume", "hydra.sweep.dir")]
+        go_on = f"{program('train')} {shlex.join(typed)} resume=auto hydra.sweep.dir={shlex.quote(shown(folder))}"
         print(f"the sweep was stopped; go on with: {go_on}", file=sys.stderr)
         return code if code not in (0, 1, 2) else 128 + received[0]
     return int(any(job.exit_code for job in done))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import logging
 import shlex
 import sys
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
-from transformer_xl.commands.closed_pipe import go_on_without_screen
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.sweep import run_sweep
 from transformer_xl.errors import UserError, program
@@ -33,12 +31,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what the terminal cannot show
-    go_on_without_screen()
     with contextlib.suppress(Exception):  # where there is no screen
         faulthandler.enable(2)  # token files cut short under a run end it by a signal: say where
-    sys.exit(cli.run("train", train_by_command, sweep=run_sweep))
+    cli.main(lambda: cli.run("train", train_by_command, sweep=run_sweep), outlives_screen=True)
 
 
 def train(config: Config, *, callbacks: Sequence[Callback] = ()) -> Summary:

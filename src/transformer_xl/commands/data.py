@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from transformer_xl.commands import cli
 from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import UserError
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("prepare", "inspect")
 _DIFFERS = 1
-_INTERRUPTED = 130
 _READ_BY = ("tokenizer", "dtype", "newline", "documents", "reset_memory", "order", "split")
 _FILES_SHOWN = 5
 _SYMBOLS_SHOWN = 20
@@ -48,15 +46,7 @@ Settings are those of txl-train, and the same token files are found by both:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold what the terminal cannot show
-    try:
-        status = run(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the lines, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    sys.exit(status)
+    cli.main(lambda: run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,24 +56,13 @@ def run(arguments: Sequence[str]) -> int:
         arguments: of the command line.
 
     Returns:
-        The exit status: 0; 1 where `--verify` finds a file that is not as it was written; 2 after a mistake, which is
-        said in one sentence.
+        The exit status, as `cli.ended` does; 1 where `--verify` finds a file that is not as it was written.
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
-    try:
-        return _run([argument for argument in arguments if argument != "--verify"], verify="--verify" in arguments)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    except (UserError, OSError) as error:
-        from transformer_xl.commands import cli  # Hydra takes a moment, which `--help` need not wait for
-
-        sentence = cli.sentence_of(error)
-        if sentence is None:
-            raise
-        return cli.tell(sentence)
+    words = [argument for argument in arguments if argument != "--verify"]
+    return cli.ended(lambda: _run(words, verify="--verify" in arguments))
 
 
 def _run(words: list[str], *, verify: bool) -> int:

@@ -36,10 +36,10 @@ def test_rows_have_equal_tokens_and_parameters(experiment: str, row: str, data: 
 
 
 def test_a_comparison_is_a_sweep_over_its_rows_and_corpora_or_one_of_them() -> None:
-    assert read("train", ["train.py", "experiment=articles"])[1] == ["-m"]
-    assert read("train", ["train.py", "experiment=articles", "row=full"])[1] == ["-m"]
-    assert read("train", ["train.py", "experiment=articles", "row=full", "data=recall"])[1] == []
-    assert read("train", ["train.py", "experiment=recall"])[1] == []
+    assert read("train", ["train.py", "experiment=articles"]).is_sweep
+    assert read("train", ["train.py", "experiment=articles", "row=full"]).is_sweep
+    assert not read("train", ["train.py", "experiment=articles", "row=full", "data=recall"]).is_sweep
+    assert not read("train", ["train.py", "experiment=recall"]).is_sweep
     with pytest.raises(UserError, match=r"row=ful is none of experiment=articles \(the nearest is full\)"):
         read("train", ["train.py", "experiment=articles", "row=ful"])
 

@@ -32,7 +32,7 @@ MISTAKES = {
     ("prepare", "data=text", "data.path=no/such"): ["no/such", "text file"],
     ("prepare", "data=txt"): ["data/txt", "nearest is text"],
     ("prepare", "data.tokeniser=char"): ["data.tokeniser", "nearest is data.tokenizer"],
-    ("prepare", "data=stdlib,text"): ["data=stdlib,text", "names several values"],
+    ("prepare", "data=stdlib,text"): ["data=stdlib,text", "Ambiguous value"],
     ("prepare", "experiment=ablation"): ["experiment=ablation", "sweep"],
     ("prepare", "data.batch_size=0"): ["data.batch_size is 0", "at least 1"],
     ("prepare", "data.batch_size=a(b"): ["data.batch_size=a(b"],
@@ -131,7 +131,7 @@ def test_what_is_prepared_is_what_train_reads(folder: Path, capsys: pytest.Captu
         from transformer_xl import build
 
         lines: list[str] = []
-        config = configure(call).config
+        config = configure(call)[0]
         data = build.open_data(config, vocabulary=None, extend=False, announce=lines.append)
         opened.append((str(data.folder), lines))  # type: ignore[attr-defined]
 

@@ -75,7 +75,7 @@ class Call:
     def folder(self) -> Path | None:
         """The run folder that `hydra.run.dir` names; None: none is named."""
         value = self.literals().get("hydra.run.dir")
-        if value == "":
+        if value is not None and not value.strip(" '\""):
             raise UserError("hydra.run.dir is empty, and must name the folder of the run")
         return None if value is None else Path(value).absolute()
 
@@ -116,12 +116,12 @@ class Call:
 
     def values(self, composed: DictConfig) -> dict[str, Any]:
         """Return what Hydra composed as plain containers, all references looked up, and the literal values in it."""
+        if "plugins" in composed:
+            raise UserError("plugins stands in a YAML file, and is taken from the command line alone: plugins=[FILE]")
         with library_errors_in_one_line(), flag_override(composed, ["struct", "readonly"], False):
             for name in ("hydra", "rows", "sweep"):
                 composed.pop(name, None)
             values: Any = OmegaConf.to_container(composed, resolve=True)
-        if "plugins" in values:
-            raise UserError("plugins stands in a YAML file, and is taken from the command line alone: plugins=[FILE]")
         for key, value in self.literals().items():
             if not key.startswith("hydra."):
                 put(values, key, _items(value) if key == "run" and value.startswith("[") else value)
@@ -142,10 +142,11 @@ class Call:
         """Return the text of `--help`: the template in `conf/`, with choices and settings put in."""
         composed = self.compose()
         text = (self.config_dirs[0] / f"{self.name}.yaml").read_text(encoding="utf-8")
-        shown = {group.replace("/", "_"): ", ".join(self._choices(group)) for group in (*_GROUPS.values(), "experiment")}
+        groups = [*_GROUPS.values(), "experiment"]
+        shown = {group.replace("/", "_"): ", ".join(self._choices(group)) for group in groups}
         with flag_override(composed, "struct", False):
             template = composed.pop("hydra").help.template
-        shown |= {"program": program(self.name), "settings": text.partition("\nhydra:")[0]}
+        shown |= {"program": program(self.name), "settings": text.partition("\nhydra:")[0].partition("\n")[2]}
         return str(template).format(**shown, config=OmegaConf.to_yaml(composed, resolve="{config}" in template))
 
     def _choices(self, group: str) -> list[str]:
@@ -276,7 +277,10 @@ def library_errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except MissingConfigException as error:
-        missing = (error.missing_cfg_file or "").rpartition("/")[2]
-        raise UserError(f"{str(error).partition(chr(10))[0]} ({nearest(missing, error.options or [])})") from error
+        name = (error.missing_cfg_file or "").rpartition("/")[2]
+        raise UserError(f"{str(error).splitlines()[0]} ({nearest(name, list(error.options or []))})") from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(first_line(error).replace("++", "")) from error
+        if isinstance(error, UserError):
+            raise
+        override = getattr(error, "override", None)
+        raise UserError((f"{override}: " if override else "") + first_line(error).replace("++", "")) from error

@@ -81,7 +81,7 @@ def run(
             print(yaml.safe_dump(call.values(call.compose()), sort_keys=False, allow_unicode=True))
         elif call.is_sweep:
             if sweep is None:
-                raise UserError(f"--multirun sweeps over training runs, and {name} has none: call it once for each value")
+                raise UserError(f"--multirun sweeps over training runs, and {name} has none: call it for each value")
             return sweep(call)
         else:
             job(call)

@@ -25,7 +25,7 @@ from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
 from transformer_xl.errors import UserError
-from transformer_xl.inference.generate import sample_text
+from transformer_xl.inference.generate import Session, supports_unequal
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import Context, LanguageModel, make_model
@@ -301,16 +301,16 @@ def sampler(config: Config, corpus: Dataset) -> Callable[[LanguageModel], str]:
     prompt = lanes.read(epoch=0, lanes=range(1), start=0, stop=length).tokens_BT[0].tolist()
     settings = config.callbacks.sample
 
+    params = SamplingParams(temperature=settings.temperature, top_k=settings.top_k, n_tokens=settings.n_tokens)
+
     def sample(model: LanguageModel) -> str:
-        return sample_text(
-            model,
-            corpus.vocabulary,
-            prompt,
-            n_tokens=settings.n_tokens,
-            segment_len=config.eval.segment_len,
-            params=SamplingParams(temperature=settings.temperature, top_k=settings.top_k),
-            seed=config.seed,
-        )
+        # a model that can read the prompt at once does
+        context = model.own_context(segment_len=config.eval.segment_len)
+        if supports_unequal(model, context):
+            context = model.own_context(segment_len=max(config.eval.segment_len, length))
+        session = Session(model, context, params, seed=config.seed, tokenizer=corpus.vocabulary)
+        text = "".join(piece for (piece,) in session.continued([prompt]))
+        return f"{corpus.vocabulary.decode(prompt)}[end of prompt]{text}"
 
     return sample
 

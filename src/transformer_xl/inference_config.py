@@ -1,4 +1,4 @@
-"""All settings of `evaluate.py`, `score.py` and `generate.py`; the numbers stand in `conf/`, as for training."""
+"""All settings of `score.py` and `generate.py`, and what `evaluate.py` shares; the numbers stand in `conf/`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from transformer_xl.data_config import Data
 from transformer_xl.settings import Amount, Count, Length, Seed, Settings
 
 Own = Literal["own"]
@@ -15,6 +14,8 @@ Own = Literal["own"]
 
 SegmentLen = Annotated[int, Field(ge=1, lt=1 << 31)]
 """A number of tokens that can be read at once."""
+
+StopText = Annotated[str, Field(min_length=1)]
 
 Precision = Literal["own", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"]
 
@@ -25,38 +26,6 @@ class ModelChoice(Settings):
     run: str | list[str]
     checkpoint: Literal["best", "last"]
     device: str
-
-
-class ReadingConfig(Settings):
-    """How a text is read, independent of training's lengths; a list gives a row for each of its values."""
-
-    batch_size: Count | Own
-    segment_len: SegmentLen | Own | list[SegmentLen | Own]
-    mem_len: Length | Own | list[Length | Own]
-    clamp_len: Length | Own | list[Length | Own | None] | None
-    same_length: bool | Own | list[bool | Own]
-    stride: Count | Own | None
-    precision: Precision
-    max_tokens: Count | None
-    long: bool
-    attention: bool
-    attention_tokens: Count
-
-    @property
-    def is_varied(self) -> bool:
-        """Whether a list is given, of which each value makes a reading."""
-        return any(
-            isinstance(value, list) for value in (self.segment_len, self.mem_len, self.clamp_len, self.same_length)
-        )
-
-
-class EvaluateConfig(ModelChoice):
-    """`evaluate.py`, whole."""
-
-    split: Literal["train", "valid", "test"]
-    data: Data | None
-    wandb: bool
-    eval: ReadingConfig
 
 
 class ContextConfig(Settings):
@@ -96,7 +65,7 @@ class ScoreConfig(ModelChoice):
 
 
 class SamplingParams(Settings):
-    """What is done to log-probabilities before a token is sampled, in this order.
+    """What is done to log-probabilities before a token is sampled, in this order, and when a text ends.
 
     Attributes:
         repetition_penalty: multiplies the log-probabilities of all tokens that the text holds already, prompt and
@@ -108,6 +77,9 @@ class SamplingParams(Settings):
             all that are left add up to 1; None: all. The nucleus of Holtzman et al., 2019 (section 3.1).
         min_p: of these only tokens are left that are at least so likely, as a share of the likeliest; None: all. Nguyen
             et al., 2024 (min-p sampling, section 4).
+        n_tokens: the most tokens that are sampled.
+        stop: texts at which the text ends.
+        end_at_document: whether it ends where a document does.
     """
 
     repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
@@ -115,16 +87,16 @@ class SamplingParams(Settings):
     top_k: Count | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n_tokens: Count
+    stop: list[StopText] | StopText = Field(default_factory=list)
+    end_at_document: bool = False
 
 
 class SamplingConfig(SamplingParams):
-    """How tokens are sampled, and when a text ends."""
+    """How `generate.py` samples."""
 
-    n_tokens: Count
     samples: Count
     batch_size: Count
-    stop: list[str] | str
-    end_at_document: bool
     segment_len: SegmentLen | Own
 
 
@@ -143,26 +115,13 @@ class GenerateConfig(ModelChoice):
     memory: ContextConfig
 
     def rules(self) -> Iterator[str]:
-        stop = self.sampling.stop
-        if "" in ([stop] if isinstance(stop, str) else stop):
-            yield f"sampling.stop is {stop!r}, and must hold texts of at least 1 character"
-        elif stop and self.format == "tokens":
-            yield f"sampling.stop is {stop!r} with format=tokens, and needs format=text or jsonl"
         if self.prompt is not None and self.prompt_file is not None:
             yield "prompt and prompt_file are both given, and only one of them can be"
-        if self.prompt_file == "":
-            yield "prompt_file is empty, and must name a file, or be - for standard input"
         if self.prompt_file is None and self.prompt_unit != "file":
             yield f"prompt_unit is {self.prompt_unit} without prompt_file, and needs one"
-        if self.interactive:
-            yield from self._rules_of_chat()
-
-    def _rules_of_chat(self) -> Iterator[str]:
-        if self.sampling.samples != 1:
-            yield f"sampling.samples is {self.sampling.samples} with interactive=true, and must be 1"
-        if self.prompt_unit != "file":
-            yield f"prompt_unit is {self.prompt_unit} with interactive=true, and must be file"
-        if self.format == "jsonl":
-            yield "format is jsonl with interactive=true, and must be text or tokens"
-        if self.prompt_file == "-":
-            yield "prompt_file is - with interactive=true, which asks for lines there: name a file"
+        is_one_text = self.sampling.samples == 1 and self.prompt_unit == "file" and self.format != "jsonl"
+        if self.interactive and not (is_one_text and self.prompt_file != "-"):
+            yield (
+                "interactive is true, and needs sampling.samples=1, prompt_unit=file, format=text or tokens, and no "
+                "prompt_file=-"
+            )

@@ -28,7 +28,7 @@ from transformer_xl import registry
 from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig, WandbConfig
 from transformer_xl.data_config import CorpusConfig, Data, DataConfig, tokenizers
 from transformer_xl.errors import UserError, atomic_write
-from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, replace
+from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, read_settings, replace
 
 S = TypeVar("S", bound=Settings)
 
@@ -135,13 +135,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged.
     """
-    path = folder / "config.yaml"
-    try:
-        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    if not isinstance(saved, dict):
-        raise UserError(f"{path} is damaged: it holds no settings")
+    saved = read_settings(folder / "config.yaml")
     for key, value in _OF_OLDER_RUNS.items():
         node: Any = saved
         *groups, name = key.split(".")

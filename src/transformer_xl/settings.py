@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.registry import lookup, names, nearest
 
 S = TypeVar("S", bound="Settings")
@@ -90,6 +92,17 @@ def parse(cls: type[S], value: object, key: str = "") -> S:
         return cls.model_validate(value)
     except ValidationError as error:
         raise UserError("; ".join(dict.fromkeys(_problems(error, cls, value, key)))) from error
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file as plain containers; `UserError` where it is damaged."""
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} is damaged: it holds no settings")
+    return settings
 
 
 def replace(settings: S, **changes: object) -> S:
@@ -182,6 +195,7 @@ _KINDS_OF_VALUES = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "a text",
+    "string_too_short": "a text of at least {min_length} character",
     "bool_type": "true or false",
     "none_required": "null",
     "list_type": "a list",

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedB
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference.evaluate import context_of, evaluate
-from transformer_xl.inference.score import Scorer, Text, TextEncoder, TextScore, TokenCosts, Unit, read_texts
+from transformer_xl.inference.evaluate import context_of, read_split
+from transformer_xl.inference.score import Scorer, Text, TextScore, Unit, encode_text, read_texts
 from transformer_xl.model.base import Context, LanguageModel
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])
@@ -35,17 +36,6 @@ def scorer_of(model: LanguageModel, *, start: int | None = 3, reads_on: bool = F
     return Scorer(model, Context(**(values | changes)), start=start, reads_on=reads_on)
 
 
-def costs_of(scorer: Scorer, ids: NDArray[np.int64]) -> TokenCosts:
-    """Read one text; position, ids and nats of all its costs."""
-    found = list(scorer.read(ids))
-    assert [costs.position for costs in found[1:]] == [costs.position + len(costs.ids) for costs in found[:-1]]
-    return TokenCosts(
-        found[0].position if found else 0,
-        np.concatenate([np.zeros(0, np.int64), *(costs.ids for costs in found)]),
-        np.concatenate([np.zeros(0), *(costs.nats for costs in found)]),
-    )
-
-
 def random_ids(length: int, *, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, V, length)
 
@@ -54,7 +44,7 @@ def evaluated(model: LanguageModel, ids: Sequence[int], **changes: Any) -> float
     """The sum of losses that evaluation in one lane gives for all tokens but the first."""
     values = {"batch_size": 1, "segment_len": 5, "mem_len": 7, "clamp_len": None, "same_length": False, "stride": None}
     lanes = evaluation_lanes(np.array(ids, np.uint8), batch_size=1, split="test")
-    score = evaluate(model, lanes, context_of(EvalConfig(**(values | changes))), autocast=nullcontext)
+    score = read_split(model, lanes, context_of(EvalConfig(**(values | changes))), autocast=nullcontext).score
     return score.loss * score.tokens
 
 
@@ -63,11 +53,10 @@ def evaluated(model: LanguageModel, ids: Sequence[int], **changes: Any) -> float
 @pytest.mark.parametrize("start", [3, None])
 def test_a_text_costs_what_evaluation_of_it_alone_says(kind: str, mem_len: int, start: int | None) -> None:
     model, ids = model_of(kind), random_ids(23)
-    costs = costs_of(scorer_of(model, start=start, mem_len=mem_len), ids)
-    assert costs.position == (start is None)
-    assert costs.ids.tolist() == ids[start is None :].tolist()
+    nats = scorer_of(model, start=start, mem_len=mem_len).read(ids)
+    assert len(nats) == len(ids) - (start is None)
     begun = ids.tolist() if start is None else [start, *ids.tolist()]
-    assert costs.nats.sum() == pytest.approx(evaluated(model, begun, mem_len=mem_len), rel=1e-9)
+    assert nats.sum() == pytest.approx(evaluated(model, begun, mem_len=mem_len), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,10 +65,10 @@ def test_no_other_text_changes_a_score_by_a_bit(kind: str) -> None:
     lengths = [12, 1, 3, 40, 7, 25]
     some = [random_ids(length, seed=length) for length in lengths]
     scorer = scorer_of(model)
-    first = [costs_of(scorer, ids).nats for ids in some]
+    first = [scorer.read(ids) for ids in some]
     for number in random.Random(1).sample(range(len(some)), len(some)):
-        assert np.array_equal(costs_of(scorer, some[number]).nats, first[number])
-    assert np.array_equal(costs_of(scorer_of(model), some[3]).nats, first[3])
+        assert np.array_equal(scorer.read(some[number]), first[number])
+    assert np.array_equal(scorer_of(model).read(some[3]), first[3])
 
 
 @pytest.mark.parametrize("kind", INVARIANT)
@@ -90,24 +79,23 @@ def test_texts_that_read_on_cost_what_they_cost_together(kind: str, start: int |
         pytest.skip("a state sees all")
     model, ids = model_of(kind), random_ids(61)
     scorer = scorer_of(model, start=start, reads_on=True, **changes)
-    costs = [costs_of(scorer, part) for part in np.split(ids, [1, 1, 9, 10, 40])]
+    costs = [scorer.read(part) for part in np.split(ids, [1, 1, 9, 10, 40])]
     begun = ids.tolist() if start is None else [start, *ids.tolist()]
-    assert [len(text.nats) for text in costs] == [int(start is not None), 0, 8, 1, 30, 21]
-    assert [text.position for text in costs[2:]] == [0] * 4
+    assert [len(nats) for nats in costs] == [int(start is not None), 0, 8, 1, 30, 21]
     together = evaluated(model, begun, segment_len=61, **changes)
-    assert sum(text.nats.sum() for text in costs) == pytest.approx(together, rel=1e-9)
-    alone = costs_of(scorer_of(model, start=start, **changes), ids[10:40])
-    assert alone.nats[1 - alone.position] != pytest.approx(costs[4].nats[1], rel=1e-3)
+    assert sum(nats.sum() for nats in costs) == pytest.approx(together, rel=1e-9)
+    alone = scorer_of(model, start=start, **changes).read(ids[10:40])
+    assert alone[-29] != pytest.approx(costs[4][1], rel=1e-3)
 
 
 def test_nothing_is_said_about_nothing_and_nothing_is_nan() -> None:
     scorer = scorer_of(model_of("transformer_xl"), start=None)
     for length in (0, 1):
-        score = TextScore(predictions=len(costs_of(scorer, random_ids(length)).nats), tokens=length, text_bytes=length)
+        score = TextScore(predictions=len(scorer.read(random_ids(length))), tokens=length, text_bytes=length)
         assert score.predictions == 0
         assert (score.nats_per_token, score.bits_per_byte, score.perplexity) == (None, None, None)
-    assert len(costs_of(scorer, random_ids(2)).nats) == 1
-    two = TextScore(nats=4.0, predictions=2, tokens=3, text_bytes=6) + TextScore(tokens=1)
+    assert len(scorer.read(random_ids(2))) == 1
+    two = TextScore(nats=4.0, predictions=2, tokens=4, text_bytes=6)
     assert two.perplexity == pytest.approx(math.exp(2))
     assert two.bits_per_byte == pytest.approx(2 / math.log(2) * 4 / 6)
     assert TextScore(nats=1.0, predictions=1, tokens=1).bits_per_byte is None  # no text
@@ -117,22 +105,8 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     model = model_of("transformer_xl", tie_weights=False)
     with torch.no_grad():
         model.embedding.weights[0][5] = torch.nan
-    with pytest.raises(UserError, match=r"gives token \d of the text, .* a loss of nan"):
-        costs_of(scorer_of(model), np.array([0, 1, 2, 3, 4, 4, 5, 6]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "words"),
-    [
-        ("al_rfou", {"segment_len": 21}, "segment_len is 21, and the model can read at most 20"),
-        ("lstm", {"clamp_len": 3}, "clamp_len is 3"),
-        ("transformer_rope", {"clamp_len": 3}, "clamp_len is 3"),
-        ("transformer_xl", {"same_length": True, "mem_len": 0}, "same_length is true with mem_len 0"),
-    ],
-)
-def test_lengths_that_a_model_cannot_be_read_with_are_refused(kind: str, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        scorer_of(model_of(kind), **changes)
+    with pytest.raises(UserError, match="a loss that is no number"):
+        scorer_of(model).read(np.array([0, 1, 2, 3, 4, 4, 5, 6]))
 
 
 def texts_of(data: bytes, *, unit: Unit, keeps: bool) -> list[bytes]:
@@ -167,12 +141,6 @@ class Asked:
         return self._lines.pop(0) if self._lines else b""
 
 
-def test_a_document_names_its_line() -> None:
-    source = io.BytesIO(b"\n\none\ntwo\n\n\nthree")
-    found = list(read_texts(source, unit="document", keeps_blank_lines=False))
-    assert [(text.line, text.data) for text in found] == [(3, b"one\ntwo\n"), (7, b"three")]
-
-
 def test_a_text_is_given_before_the_next_is_asked_for() -> None:
     source = Asked(b"one\n", b"two\n")
     found = read_texts(source, unit="line", keeps_blank_lines=False)  # type: ignore[arg-type]
@@ -186,9 +154,9 @@ def encoded(
     vocabulary: Tokenizer, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
 ) -> list[tuple[list[int], int]]:
     """The ids of each text, and the bytes that they stand for."""
-    encoder = TextEncoder(tokenizer=vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
+    encode = partial(encode_text, vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
     found = read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on)
-    return [(ids.tolist(), text_bytes) for ids, text_bytes, _ in map(encoder.encode, found)]
+    return [(encoded.ids.tolist(), encoded.text_bytes) for encoded in map(encode, found)]
 
 
 TEXT = b"the cat sat .\n\n the dog\r\nsat"
@@ -246,15 +214,13 @@ def test_sentences_share_their_borders_and_numbers_are_no_text() -> None:
     ids=["word", "ranked", "symbol"],
 )
 def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Tokenizer, data: bytes, words: str) -> None:
-    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
     with pytest.raises(UserError, match=f"^{words}"):
-        encoder.encode(Text(data, line=7))
+        encode_text(vocabulary, Text(data, line=7), unit="line", reads_on=False)
 
 
 @pytest.mark.parametrize(("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteTokenizer(), 0)], ids=["w", "c", "b"])
 def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int) -> None:
-    encoder = TextEncoder(tokenizer=vocabulary, unit="line", reads_on=False, has_line_ends=True)
-    assert encoder.encode(Text(b"the cab", line=1)).unknown == unknown
+    assert encode_text(vocabulary, Text(b"the cab", line=1), unit="line", reads_on=False).unknown == unknown
 
 
 def test_bytes_are_read_whatever_they_are() -> None:

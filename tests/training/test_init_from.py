@@ -15,7 +15,7 @@ import transformer_xl as txl
 from tests.conftest import Outcome
 from tests.data.laid_out import evaluation_lanes, training_lanes
 from transformer_xl.config import EvalConfig
-from transformer_xl.inference.evaluate import context_of, evaluate
+from transformer_xl.inference.evaluate import context_of, read_split
 
 Run = Callable[..., Outcome]
 STILL = ["optimizer.lr=0", "trainer.max_steps=1", "trainer.val_check_interval=1"]
@@ -100,14 +100,14 @@ def test_the_loss_at_step_0_is_evaluations_and_the_first_steps_is_the_sources(
     assert float(printed[1]) == pytest.approx(valid, abs=1e-4)
     lengths = EvalConfig(batch_size=4, segment_len=5, mem_len=9, clamp_len=None, same_length=False, stride=None)
     cut = [int(len(ids) * share) for share in (0.6, 0.8)]
-    score = evaluate(
+    score = read_split(
         model,
         evaluation_lanes(ids[cut[0] : cut[1]].astype("u1"), batch_size=4, split="valid"),
         context_of(lengths),
         max_tokens=None,
         zero_start=False,
         autocast=lambda: torch.autocast("cpu", enabled=False),
-    )
+    ).score
     assert valid == pytest.approx(score.loss, abs=1e-6)
     batch = training_lanes(ids[: cut[0]].astype("u1"), batch_size=4, segment_len=5).read(
         epoch=0, lanes=range(4), start=0, stop=5

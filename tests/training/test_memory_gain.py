@@ -18,7 +18,7 @@ from tests.model.tiny import V
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import EvalStream
-from transformer_xl.inference.evaluate import context_of, evaluate
+from transformer_xl.inference.evaluate import context_of, read_split
 from transformer_xl.model.streaming import stream
 from transformer_xl.run_folder import read_config
 from transformer_xl.training.metrics import MemoryGain
@@ -61,13 +61,13 @@ def test_it_is_the_difference_of_two_evaluations_of_the_same_segments(kind: str,
     model = model_of(kind)
     source = evaluation_lanes(TOKENS, batch_size=2, split="valid")
     without, with_memory = (
-        evaluate(
+        read_split(
             model,
             source,
             context_of(lengths(batch_size=2, mem_len=mem_len)),
             limit=10 if max_tokens < 100 else None,
             autocast=nullcontext,
-        )
+        ).score
         for mem_len in (0, 6)
     )
     assert abs(without.loss - with_memory.loss) > 1e-3

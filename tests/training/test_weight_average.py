@@ -14,7 +14,7 @@ import transformer_xl as txl
 from tests.conftest import Outcome, read_values, run_training, tiny_overrides
 from transformer_xl import build
 from transformer_xl.data.stream import Batch
-from transformer_xl.inference.evaluate import context_of, evaluate
+from transformer_xl.inference.evaluate import context_of, read_split
 from transformer_xl.run_folder import config_of
 from transformer_xl.training.module import LanguageModule
 
@@ -67,14 +67,14 @@ def loss_of_loaded(outcome: Outcome, split: str, *, checkpoint: str = "last", ba
     data = build.open_data(config, announce=lambda _: None)
     source = data.lanes(split, batch_size=4, segment_len=5, evaluation=True)  # type: ignore[arg-type]
     model = txl.load_model(outcome.folder / "checkpoints" / f"{checkpoint}.ckpt")
-    score = evaluate(
+    score = read_split(
         model,
         source,
         context_of(config.eval),
         max_tokens=20 * batches,
         zero_start=False,
         autocast=contextlib.nullcontext,
-    )
+    ).score
     return score.loss
 
 

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
-from transformer_xl.inference_config import EvaluateConfig
-from transformer_xl.settings import parse
+from transformer_xl.data_config import Data
+from transformer_xl.inference_config import ModelChoice, Own, Precision, SegmentLen
+from transformer_xl.settings import Count, Length, Settings, parse
+
+
+class ReadingConfig(Settings):
+    """How a text is read, independent of training's lengths; a list gives a row for each of its values."""
+
+    batch_size: Count | Own
+    segment_len: SegmentLen | Own | list[SegmentLen | Own]
+    mem_len: Length | Own | list[Length | Own]
+    clamp_len: Length | Own | list[Length | Own | None] | None
+    same_length: bool | Own | list[bool | Own]
+    stride: Count | Own | None
+    precision: Precision
+    max_tokens: Count | None
+    long: bool
+    attention: bool
+    attention_tokens: Count
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether a list is given, of which each value makes a reading."""
+        return any(
+            isinstance(value, list) for value in (self.segment_len, self.mem_len, self.clamp_len, self.same_length)
+        )
+
+
+class EvaluateConfig(ModelChoice):
+    """`evaluate.py`, whole."""
+
+    split: Literal["train", "valid", "test"]
+    data: Data | None
+    wandb: bool
+    eval: ReadingConfig
 
 
 def main() -> None:

@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import platform
+import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
+from rich.progress import Progress
 
-from transformer_xl.commands import tables
-from transformer_xl.commands.evaluation_rows import Row, measure, open_subject, readings_of, tell
-from transformer_xl.commands.models import NamedModel, find_models
-from transformer_xl.commands.tables import printable
-from transformer_xl.config import WandbConfig
-from transformer_xl.data.lanes import beside_scores
-from transformer_xl.errors import UserError, atomic_write, first_line, locked
-from transformer_xl.inference import plots
-from transformer_xl.inference.evaluate import mean_by_class
-from transformer_xl.inference_config import EvaluateConfig
+from transformer_xl.commands.evaluate import EvaluateConfig, ReadingConfig
+from transformer_xl.commands.evaluation_rows import Row, draw, print_rows
+from transformer_xl.commands.models import OUTPUTS, LoadedModel, NamedModel, find_models
+from transformer_xl.config import EvalConfig, WandbConfig, reading_problems
+from transformer_xl.data.build import open_corpus
+from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
+from transformer_xl.data.recall import Recall
+from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
+from transformer_xl.errors import UserError, atomic_write, locked
+from transformer_xl.inference.evaluate import (
+    ClassMeans,
+    attention_by_distance,
+    context_of,
+    distance_classes,
+    mean_by_class,
+    position_classes,
+    read_split,
+)
+from transformer_xl.init_from import fitting
 from transformer_xl.run_folder import (
     Identity,
     SavedConfig,
     Summary,
     claim,
-    read_config,
     read_identity,
     refuse_if_in_use,
+    saved_config,
     slug,
 )
-from transformer_xl.scores import BITS_PER_BYTE, MUCH_UNKNOWN, Unit, in_words
+from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training import wandb as monitors
 
 RECORD = "evaluation.json"
 _FORMAT = 1
-_EQUAL_NATS = 1e-4
-"""Losses nearer to each other than this are printed alike."""
+_SHARES = {"data.test_fraction", "data.valid_fraction", "data.split"}
+"""Settings that say which part of a text is the test split."""
+_SEED_WITHOUT_A_RUN = 1
+"""Of synthetic data: `conf/train.yaml`'s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model, loaded, its corpus, opened, and the ways to read it."""
+
+    named: NamedModel
+    loaded: LoadedModel
+    data: Dataset
+    data_path: str | None
+    readings: list[EvalConfig]
 
 
 def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: frozenset[str]) -> float:
@@ -55,61 +82,225 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         given: the keys that it names.
     """
     models = find_models(config.run, checkpoint=config.checkpoint)
-    one = models[0].folder if len(models) == 1 else None
-    if one is not None:
-        read_record(one / RECORD)
+    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    place = OUTPUTS, f"evaluation-{moment}"
+    if len(models) == 1:
+        folder = models[0].run or OUTPUTS / slug(models[0].name)
+        place = folder / "evaluation", f"{moment}-{config.split}"
+        read_record(folder / RECORD)
     for model in models if config.wandb else ():
         check_can_publish(model)
-    if one is None:  # what cannot be read is said before anything is
-        for model in models:
-            readings_of(open_subject(model, config, given=given), config)
-    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    place = (one / "evaluation", f"{moment}-{config.split}") if one else (Path("outputs"), f"evaluation-{moment}")
-    rows: list[Row] = []
-    with _folder_of_pictures(*place) as folder:
-        try:
-            for model in models:
-                rows.extend(_measure_all(model, config, given=given))  # one by one: those before a failure are kept
-        finally:
-            if rows:
-                record = _add_record(one or folder, rows, command=command, pictures=folder)
-        heading = " or ".join(dict.fromkeys(f"{row.data.name}{beside_scores(row.data)}" for row in rows))
-        _print_all(rows, heading=heading)
-        _print(f"Numbers: {record}; pictures: {folder}/")
-        name = f"{models[0].name}, " if one else ""
-        draw(rows, folder, title=f"{name}{heading}, {config.split} split")
+    for model in models[1:]:  # what cannot be read is said before anything is
+        open_subject(model, config, given=given)
+    rows = [row for model in models for row in _measure_all(open_subject(model, config, given=given), config)]
+    pictures = claim(*place)
+    record = add_record(place[0].parent if len(models) == 1 else pictures, rows, command=command, pictures=pictures)
+    print_rows(rows)
+    print(f"Numbers: {record}; pictures: {pictures}/")
+    draw(rows, pictures)
     for model in models if config.wandb else ():
-        _print(f"{model.name}: {publish(next(row for row in rows if row.model == model))}")
-    return rows[0].score.loss
+        print(f"{model.name}: {publish(next(row for row in rows if row.named is model))}")
+    return rows[0].loss
 
 
-def _measure_all(model: NamedModel, config: EvaluateConfig, *, given: frozenset[str]) -> Iterator[Row]:
+# ---- models and their texts
+
+
+def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[str]) -> Subject:
+    """Load a model and open its run's corpus, or the one that the command names.
+
+    Raises:
+        UserError: nobody says which corpus, or it cannot be read with the model's vocabulary, or as it is asked for.
+    """
+    loaded = named.load(device=config.device, precision=config.eval.precision)
+    run = None if named.run is None else saved_config(named.run)
+    own = None if run is None else run.data
+    settings = own if config.data is None else config.data
+    if settings is None:
+        raise UserError(f"run={named.path} comes from no run: say on which corpus, by data=CHOICE (see --help)")
+    if isinstance(settings, StoredConfig):
+        settings = replace(settings, rebuild=False)
+    is_other_text = isinstance(settings, TextConfig | TokensConfig) and settings.path != getattr(own, "path", None)
+    if is_other_text and config.split == "test" and not given & _SHARES:  # it is read as a whole
+        settings = settings.model_copy(update={"valid_fraction": 0.0, "test_fraction": 1.0, "max_eval_tokens": None})
+    data = _open_corpus(named, loaded, settings, None if config.data is not None else run)
+    lengths = run.eval if run is not None else None
+    if lengths is None:
+        context = loaded.model.own_context(segment_len=settings.segment_len)
+        lengths = parse(EvalConfig, asdict(context) | {"batch_size": settings.batch_size})
+    predictions = data.counts()[config.split] - 1
+    readings = readings_of(lengths, config.eval, predictions=predictions, is_own=config.data is None)
+    if run is not None and run.recipe.long_eval is not None and config.eval.long and len(readings) == 1:
+        long = replace(readings[0], stride=None, **plain(run.recipe.long_eval))
+        readings += [long] if long != readings[0] else []
+    problems = [problem for reading in readings for problem in reading_problems(reading, loaded.model.config)]
+    if readings[0].batch_size > predictions:
+        problems.append(f"eval.batch_size is {readings[0].batch_size}, and must be at most {predictions}")
+    if config.eval.attention and not loaded.model.attends:
+        problems.append(f"eval.attention is true, and must be false for {loaded.model.config.label}")
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+    path = getattr(settings, "path", None)
+    return Subject(named=named, loaded=loaded, data=data, data_path=path, readings=readings)
+
+
+def _open_corpus(named: NamedModel, loaded: LoadedModel, settings: DataConfig, run: SavedConfig | None) -> Dataset:
+    """Open a corpus; `run` is the run whose own text it is, None for another text."""
+    vocabulary = loaded.model.vocabulary
+    seed = named.settings.get("seed", _SEED_WITHOUT_A_RUN)
+    if isinstance(settings, RecallConfig):
+        data: Dataset = Recall(config=settings, seed=seed)
+    else:
+        assert isinstance(settings, StoredConfig)
+        learns = vocabulary is None or (run is not None and run.init_from is None)  # as in training
+        given = None if learns else fitting(vocabulary, settings)
+        data = open_corpus(settings, announce=_tell, seed=seed, vocabulary=given)
+    if vocabulary is None:
+        fits = data.vocabulary.size == loaded.model.vocab_size
+    else:
+        fits = fitting(vocabulary, settings).hash() == data.vocabulary.hash()
+    if not fits:
+        raise UserError(
+            f"run={named.path} was trained with a vocabulary of {loaded.model.vocab_size} symbols, and "
+            f"data={data.name} has another one, of {data.vocabulary.size}: "
+            + ("the text has changed since" if run is not None else "choose a text that its vocabulary can say")
+        )
+    return data
+
+
+def readings_of(own: EvalConfig, asked: ReadingConfig, *, predictions: int, is_own: bool) -> list[EvalConfig]:
+    """Return every combination of the lengths that are asked for, put in place of a model's own.
+
+    Args:
+        own: of the model.
+        asked: of the command.
+        predictions: of the split; of another text than the run's as many lanes are read as leave most of it to be read
+            with a full memory.
+        is_own: whether it is the run's text.
+    """
+    given = {name: getattr(asked, name) for name in EvalConfig.model_fields}
+    listed = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    readings = []
+    for chosen in itertools.product(*listed.values()):
+        values = dict(own) | {name: value for name, value in zip(listed, chosen, strict=True) if value != "own"}
+        if values["mem_len"] == 0 and asked.same_length == "own":
+            values["same_length"] = False  # without memory there is nothing to keep at one length
+        readings.append(parse(EvalConfig, values, "eval"))
+    if not readings:
+        raise UserError(f"eval.{next(name for name, values in listed.items() if not values)} is an empty list")
+    if asked.batch_size == "own" and not is_own:
+        segment_len, mem_len = (max(getattr(one, name) for one in readings) for name in ("segment_len", "mem_len"))
+        lanes = lanes_that_fill_memory(
+            lanes=own.batch_size, segment_len=segment_len, mem_len=mem_len, max_tokens=predictions
+        )
+        readings = [replace(reading, batch_size=lanes) for reading in readings]
+    return readings
+
+
+# ---- rows
+
+
+def _measure_all(subject: Subject, config: EvaluateConfig) -> Iterator[Row]:
     """Read one model in every way; attention is looked at in the one with the longest memory."""
-    subject = open_subject(model, config, given=given)
-    counts = subject.data.counts()
-    tell(
-        f"{model.name}: {subject.loaded.described}; {subject.data.name}{beside_scores(subject.data)}, {config.split} "
-        f"split, {counts[config.split]:,} of {sum(counts.values()):,} tokens"
+    _tell(f"{subject.named.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
+    looked_at = max(subject.readings, key=lambda reading: reading.mem_len)
+    for reading in subject.readings:
+        yield measure(subject, reading, config, attention=config.eval.attention and reading is looked_at)
+
+
+def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig, *, attention: bool) -> Row:
+    """Read the split in one way."""
+    named, loaded, data, most = subject.named, subject.loaded, subject.data, config.eval.max_tokens
+    context = context_of(reading)
+    source = data.lanes(config.split, batch_size=reading.batch_size, segment_len=context.segment_len, evaluation=True)
+    started = time.perf_counter()
+    with Progress(console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(named.name, total=most or source.counted(epoch=0, start=0, stop=source.lane_len))
+        losses = read_split(
+            loaded.model,
+            source,
+            context,
+            max_tokens=most,
+            autocast=loaded.autocast,
+            progress=lambda tokens, _: display.update(task, completed=tokens),
+        )
+    seconds = time.perf_counter() - started
+    found = None
+    if attention:
+        at_most = config.eval.attention_tokens
+        found = attention_by_distance(loaded.model, source, context, max_tokens=at_most, autocast=loaded.autocast)
+    unit = unit_of(data, config.split)
+    figures = {"loss": losses.score.loss, **unit.figures(losses.score.loss)}
+    positions = mean_by_class(losses.losses, position_classes(source, context))
+    distances = mean_by_class(losses.losses, distance_classes(source))
+    record = {
+        "model": named.path,
+        "kind": loaded.model.config.kind,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "tokens": losses.score.tokens,
+        "split": config.split,
+        "checkpoint": named.checkpoint,
+        **plain(reading),
+        **data.read_as,
+        "max_tokens": most,
+        "precision": loaded.precision,
+        "tokens_per_second": losses.score.tokens / seconds,
+        "data": data.name,
+        "data_path": subject.data_path,
+        "data_checksum": data.fingerprint.sha256,
+        "vocabulary_hash": data.vocabulary.hash(),
+        "loss_by_position": _numbers(positions),
+        "loss_by_distance": {"tokens_read": _filled(distances, distances.labels), **_numbers(distances)},
+    }
+    if found is not None:
+        record["attention"] = {
+            "weight_by_distance": np.round(found.weight, 9).tolist(),
+            "share_seen": found.seen.tolist(),
+            "memory_share": found.memory_share.tolist(),
+            "predictions": found.predictions,
+        }
+    return Row(
+        record=record,
+        named=named,
+        attends=loaded.model.attends,
+        data=data,
+        source=source,
+        reading=reading,
+        unit=unit,
+        losses=losses,
+        attention=found,
     )
-    readings = readings_of(subject, config)
-    looked_at = max(readings, key=lambda one: one.context.mem_len or 0) if config.eval.is_varied else readings[0]
-    for reading in readings:
-        attention = config.eval.attention and reading is looked_at
-        yield measure(subject, reading, config, attention=attention)
 
 
-@contextmanager
-def _folder_of_pictures(root: Path, name: str) -> Iterator[Path]:
-    """Make a folder that no other command has; it goes again where nothing was written into it."""
-    folder = claim(root, name)
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
+def _numbers(found: ClassMeans) -> dict[str, list[Any]]:
+    means = [value if math.isfinite(value) else None for value in _filled(found, found.means)]
+    return {"loss": means, "predictions": _filled(found, found.counts)}
 
 
-def _add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pictures: Path) -> Path:
+def _filled(found: ClassMeans, values: NDArray[Any]) -> list[Any]:
+    """Return values up to the last class that holds anything."""
+    listed: list[Any] = values.tolist()
+    return listed[: 1 + max(np.flatnonzero(found.counts), default=-1)]
+
+
+def read_record(path: Path) -> list[Any]:
+    """Return the evaluations of an `evaluation.json` that may not be there yet.
+
+    Raises:
+        UserError: a file of this name is none of this program's.
+    """
+    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] == _FORMAT:
+            evaluations: list[Any] = content["evaluations"]
+            return evaluations
+    if path.exists():
+        raise UserError(f"{path} is damaged, or was not written by this program: move it away")
+    return []
+
+
+def add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pictures: Path) -> Path:
     """Add what was measured to a folder's `evaluation.json`, whole or not at all."""
     entry = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,284 +310,50 @@ def _add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pi
         "results": [row.record for row in rows],
     }
     path = folder / RECORD
-    waiting = f"waiting for another process, which writes {path}"
-    with locked(folder / f".{RECORD}.lock", tell, waiting):
+    with locked(folder / f".{RECORD}.lock", _tell, f"waiting for another process, which writes {path}"):
         content = {"format": _FORMAT, "evaluations": [*read_record(path), entry]}
         with atomic_write(path) as file:
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     return path
 
 
-def read_record(path: Path) -> list[Any]:
-    """Return the evaluations of an `evaluation.json` that may not be there yet.
-
-    Raises:
-        UserError: a file of this name is none of this program's.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    except (ValueError, RecursionError):
-        content = None
-    if isinstance(content, dict) and content.get("format") == _FORMAT and isinstance(content.get("evaluations"), list):
-        evaluations: list[Any] = content["evaluations"]
-        return evaluations
-    raise UserError(f"{path} is damaged, or was not written by this program: move it away")
+def _tell(line: str) -> None:
+    """Say what is no result: on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
-def _print(line: str) -> None:
-    Console(highlight=False).print(line, soft_wrap=True, markup=False)
+# ---- W&B
 
 
-def _print_all(rows: Sequence[Row], *, heading: str) -> None:
-    print_table(rows, heading=heading)
-    for line in (*comparability(rows), *_in_words(rows)):
-        _print(line)
-
-
-def print_table(rows: Sequence[Row], *, heading: str) -> None:
-    """Print a row for each score; what is the same in all stands in the title, so that 80 columns hold the rest.
-
-    Args:
-        rows: at least one, of one split.
-        heading: names the corpus.
-    """
-    one_model = len({row.model.path for row in rows}) == 1
-    columns: dict[str, list[str]] = {"reading": [row.reading.label for row in rows]}
-    if not one_model:
-        columns = {"model": [f"{row.model.name}\n{row.network.label}" for row in rows]}
-        columns["params"] = [_short(row.parameters) for row in rows]
-    columns["loss"] = [_figure(row.score.loss) for row in rows]
-    for name in _units(rows):
-        columns[in_words(name)] = [_figure(row.unit.figures(row.score.loss)[name]) for row in rows]
-    columns["segment / memory"] = [_lengths(row) for row in rows]
-    columns["clamp"] = ["off" if (clamp := row.reading.context.clamp_len) is None else f"{clamp:,}" for row in rows]
-    columns["same length"] = ["yes" if row.reading.context.same_length else "no" for row in rows]
-    columns["predictions"] = [f"{row.score.tokens:,}" for row in rows]
-    counts = rows[0].data.counts()
-    title = [rows[0].model.name] if one_model else []
-    title += [heading, f"{rows[0].split} split of {counts[rows[0].split]:,} tokens"]
-    checkpoints = " or ".join(dict.fromkeys(row.model.checkpoint for row in rows))
-    title += [f"checkpoint {checkpoints}"] if checkpoints else []
-    for name in ("clamp", "same length", "predictions", *(["segment / memory"] if not one_model else [])):
-        if len(set(columns[name])) == 1:
-            value = columns.pop(name)[0]
-            title += [f"{value} predictions" if name == "predictions" else f"{name} {value}"]
-    hidden = {"clamp off", "same length no"}  # what most models have need not be said
-    shown = printable(", ".join(part for part in title if part not in hidden))
-    rows_of_cells = zip(*columns.values(), strict=True)
-    cells = [["\n".join(map(printable, cell.split("\n"))) for cell in row] for row in rows_of_cells]
-    tables.print_table(list(columns), cells, title=shown, boxed=True)
-
-
-def _units(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the figures in which all rows can be read."""
-    if len({row.vocabulary_hash for row in rows}) == 1:
-        return list(rows[0].unit.shown(0.0))
-    return [BITS_PER_BYTE] if all(row.unit.tokens_per_byte is not None for row in rows) else []
-
-
-def _figure(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4f}"
-
-
-def _lengths(row: Row) -> str:
-    context = row.reading.context
-    beside = f", stride {context.stride}" if context.stride else f" / {row.memory}"
-    return f"{context.segment_len}{beside}"
-
-
-def _short(count: int) -> str:
-    """Write a count of parameters in millions, small ones in full."""
-    return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
-
-
-def comparability(rows: Sequence[Row]) -> list[str]:
-    """Return what keeps scores from being compared, a sentence each; nothing where nothing does."""
-    notes = []
-    if len({row.text for row in rows}) > 1:
-        notes.append(
-            "The models have read different texts (their splits or checksums differ), so these numbers do not tell "
-            "which of them is better."
-        )
-    if len({row.vocabulary_hash for row in rows}) > 1:
-        all_text = all(row.unit.tokens_per_byte is not None for row in rows)
-        rest = "bits per byte do." if all_text else "nothing does, for not all of them read text."
-        notes.append(f"The vocabularies differ, so losses per token do not compare: {rest}")
-    elif len({row.score.tokens for row in rows}) > 1 and not notes:
-        counts = [row.score.tokens for row in rows]
-        notes.append(f"The rows count different predictions, from {min(counts):,} to {max(counts):,}.")
-    unknown = {row.model.name: row.unknown for row in rows if row.unknown > MUCH_UNKNOWN}
-    if unknown:
-        shares = ", ".join(f"{printable(name)} {share:.1%}" for name, share in unknown.items())
-        notes.append(
-            f"Many tokens are unknown, which is easy to predict ({shares}): these scores, bits per byte too, compare "
-            "only with those of the same vocabulary."
-        )
-    return notes
-
-
-def _in_words(rows: Sequence[Row]) -> Iterator[str]:
-    """Say how much each lane read, whether that tells of memory, and which row is the best."""
-    if not all(row.score.tokens for row in rows):
-        yield "Nothing was predicted where no loss stands."
-        return
-    if len({row.model.path for row in rows}) == 1:
-        yield from _about_memory(rows)
-    for row in rows:
-        if row.attention is not None:
-            shares = ", ".join(f"{share:.0%}" for share in row.attention.memory_share.mean(axis=1))
-            about = f" ({row.reading.label})" if len(rows) > 1 else ""
-            yield f"Attention's share on memory, first layer to last{about}: {shares}"
-    if len(rows) > 1 and len({(row.text, row.vocabulary_hash) for row in rows}) == 1:
-        labelled = sorted(zip(rows, labels_of(rows), strict=True), key=lambda one: one[0].score.loss)
-        (best, label), (row, other) = labelled[:2]
-        less = row.score.loss - best.score.loss
-        sentence = f"Least loss: {best.score.loss:.4f} nats per token, {label}"
-        if less < _EQUAL_NATS:
-            yield f"{sentence} and {other} alike."
-            return
-        error = 2 * paired_error(row, best)
-        margin = "" if math.isnan(error) else f" (± {error:.4f}, two standard errors of the difference, token by token)"
-        yield f"{sentence}; {less:.4f} less than {other}{margin}."
-
-
-def _about_memory(rows: Sequence[Row]) -> Iterator[str]:
-    longest = max(row.memory for row in rows)
-    reading, tokens = rows[0].reading, rows[0].score.tokens
-    needed, lanes = longest + reading.context.segment_len, reading.batch_size
-    if longest and tokens // lanes < 2 * needed:
-        fewer = max(1, tokens // (4 * needed))
-        advice = f"eval.batch_size={fewer}, or more text, would tell" if fewer < lanes else "a longer text would tell"
-        yield (
-            f"Each of the {lanes:,} lanes read {tokens // lanes:,} tokens, beginning with an empty memory: too few to "
-            f"show what a memory of {longest:,} gives; {advice}."
-        )
-    run = rows[0].model.config
-    trained = 0 if run is None or not rows[0].attends else run.model.mem_len
-    if any(row.memory < trained for row in rows) and longest >= trained:
-        yield (
-            f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
-            "relies on; what memory is worth is told by a model trained without it (model.mem_len=0)."
-        )
-
-
-def units_to_compare(rows: Sequence[Row]) -> list[Unit | None]:
-    """Return the unit in which each row can stand beside the others.
-
-    It is the vocabulary's where there is one for all, else bits per byte where all is text, else none: nats.
-    """
-    if len({row.vocabulary_hash for row in rows}) == 1:
-        return [row.unit for row in rows]
-    if any(row.unit.tokens_per_byte is None for row in rows):
-        return [None] * len(rows)
-    return [Unit(name=BITS_PER_BYTE, tokens_per_byte=row.unit.tokens_per_byte) for row in rows]
-
-
-def draw(rows: Sequence[Row], folder: Path, *, title: str) -> None:
-    """Draw where the losses lie, a line for each row; what cannot be drawn is said, and fails nothing."""
-    drawings = {
-        "loss_by_position": partial(_draw_losses, rows, "positions", axis="place in the segment"),
-        "loss_by_distance": partial(
-            _draw_losses, rows, "distances", axis="tokens read since the document (without borders: the lane) began"
-        ),
-    }
-    if len({row.memory for row in rows}) > 1:
-        drawings["score_by_memory"] = partial(_draw_by_memory, rows)
-    several = len({row.model.path for row in rows}) > 1
-    for row in rows:
-        if row.attention is not None:
-            name = f"attention-{slug(row.model.name)}" if several else "attention"
-            drawings[name] = partial(_draw_attention, row, several=several)
-    for name, drawing in drawings.items():
-        try:
-            drawing(folder / f"{name}.png", title=title)
-        except Exception as error:  # a picture is decoration: the numbers are on disk
-            tell(f"note: {folder / name}.png cannot be drawn: {first_line(error)}")
-
-
-def _draw_losses(rows: Sequence[Row], classes: str, path: Path, *, axis: str, title: str) -> None:
-    lines = [
-        plots.LossLine(
-            label=label,
-            losses=mean_by_class(row.losses.losses, getattr(row, classes)),
-            unit=unit,
-            difference=row.difference_by(getattr(row, classes), rows[0]),
-        )
-        for label, row, unit in zip(labels_of(rows), rows, units_to_compare(rows), strict=True)
-    ]
-    plots.draw_losses(lines, path, axis=axis, title=title)
-
-
-def _draw_attention(row: Row, path: Path, *, several: bool, title: str) -> None:
-    assert row.attention is not None
-    plots.draw_attention(row.attention, path, title=f"{row.model.name}, {title}" if several else title)
-
-
-def labels_of(rows: Sequence[Row]) -> list[str]:
-    """Return what tells each row from the others."""
-    if len({row.model.path for row in rows}) == 1:
-        return [row.reading.label for row in rows]
-    several = len({row.reading.label for row in rows}) > 1
-    return [f"{row.model.name}, {row.reading.label}" if several else row.model.name for row in rows]
-
-
-def _draw_by_memory(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Draw a line for each model, and for each way to read it other than the length of memory."""
-    groups: dict[tuple[str, str], list[tuple[Row, Unit | None]]] = {}
-    for row, unit in zip(rows, units_to_compare(rows), strict=True):
-        groups.setdefault((row.model.name, row.reading.apart), []).append((row, unit))
-    lines = []
-    for (name, label), group in groups.items():
-        ordered = sorted((row for row, _ in group), key=lambda row: row.memory)
-        longest = ordered[-1]
-        has_length = longest.reading.context.stride is None and longest.attends
-        lines.append(
-            plots.MemoryLine(
-                label=f"{name}, {label}" if label and sum(key[0] == name for key in groups) > 1 else name,
-                memory=[row.memory for row in ordered] if has_length else [],
-                losses=[row.score.loss for row in ordered],
-                errors=[paired_error(row, longest) for row in ordered],
-                unit=group[0][1],  # one model has one unit
-            )
-        )
-    plots.draw_by_memory(lines, path, title=title)
-
-
-def paired_error(row: Row, other: Row) -> float:
-    """Return the standard error of the mean difference between two rows' losses, token by token; NaN: there is none."""
-    difference = None if row is other else row.difference(other)
-    known = np.array([]) if difference is None else difference[~np.isnan(difference)]
-    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
-
-
-def check_can_publish(model: NamedModel) -> tuple[SavedConfig, WandbConfig, Identity]:
+def check_can_publish(model: NamedModel) -> tuple[WandbConfig, Identity]:
     """Return what opens the W&B run of a model's training run; `UserError` where there is none, or it is in use."""
-    run, identity = model.config, read_identity(model.folder)
-    if run is None or identity is None:
-        raise UserError(
-            f"wandb is true, and {model.path} comes from no run (with a run.json) whose W&B run takes scores"
-        )
-    if not isinstance(run.logger, WandbConfig) or run.trainer.fast_dev_run:
-        raise UserError(f"wandb is true, and {model.folder} was trained without W&B (logger={run.logger.kind})")
-    monitors.check_mode(run.logger)
-    refuse_if_in_use(model.folder)  # two processes would write to one W&B run
-    return run, run.logger, identity
+    identity = None if model.run is None else read_identity(model.run)
+    if model.run is None or identity is None:
+        raise UserError(f"wandb is true, and {model.path} comes from no run whose W&B run could show scores")
+    logger = saved_config(model.run).logger
+    if not isinstance(logger, WandbConfig):
+        raise UserError(f"wandb is true, and {model.run} was trained without W&B (logger={logger.kind})")
+    monitors.check_mode(logger)
+    refuse_if_in_use(model.run)  # two processes would write to one W&B run
+    return logger, identity
 
 
 def publish(row: Row) -> str:
     """Put a score into the run's W&B run, at its last step; return the line that says where to look."""
-    folder, summary = row.model.folder, Summary.read(row.model.folder)
-    run, logger, identity = check_can_publish(row.model)
-    settings = read_config(folder) | ({} if identity.parent is None else {"parent": dict(identity.parent)})
-    name = run.name or folder.absolute().name
+    logger, identity = check_can_publish(row.named)
+    assert row.named.run is not None
+    folder, summary = row.named.run.absolute(), Summary.read(row.named.run)
     monitor = monitors.open_wandb(
-        logger, folder=folder.absolute(), name=name, run_id=identity.run_id, settings=settings
+        logger,
+        folder=folder,
+        name=row.named.settings["name"] or folder.name,
+        run_id=identity.run_id,
+        settings=row.named.settings | ({} if identity.parent is None else {"parent": dict(identity.parent)}),
     )
-    under, figures = f"{metrics.EVALUATION}/{row.split}", {"loss": row.score.loss, **row.unit.figures(row.score.loss)}
+    figures = {"loss": row.loss, **row.unit.figures(row.loss)}
     try:
         if monitor.logger is not None:
+            under = f"{metrics.EVALUATION}/{row.record['split']}"
             values = {f"{under}/{name}": value for name, value in figures.items() if math.isfinite(value)}
             monitor.logger.log_metrics(values, step=summary.step)
     finally:

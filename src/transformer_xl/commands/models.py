@@ -8,26 +8,26 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
+from transformer_xl.inference_config import ContextConfig
 from transformer_xl.interop.load import load_model, may_be_on_hub
-from transformer_xl.model.base import LanguageModel
+from transformer_xl.interop.native import naming
+from transformer_xl.model.base import Context, LanguageModel
+from transformer_xl.model_config import parse_model
 from transformer_xl.registry import nearest
-from transformer_xl.run_folder import SavedConfig, saved_config, slug
+from transformer_xl.settings import read_settings
 
-LATEST = "latest"
-"""The value of `run=` that stands for the newest run below `outputs/`."""
-_RUNS = Path("outputs")
-_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_TRUE = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}
-_SHORT_NAMES = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
-"""Precisions by the names that Lightning takes too."""
+OUTPUTS = Path("outputs")
+_SEGMENT_LEN = 128
+"""Of a model that comes from no run."""
+_TYPES = {"32": torch.float32, "64": torch.float64, "bf16": torch.bfloat16, "16": torch.float16}
 
 
 class LoadedModel(NamedTuple):
@@ -58,16 +58,16 @@ class NamedModel:
     Attributes:
         name: for tables: as short as tells it from the others; a sweep's job by what it varies.
         path: what `load_model` takes.
-        checkpoint: which of a run folder's; empty: it comes from no run.
-        config: of its run; None: it comes from none.
-        folder: of its run; without one, where results about it go, which may not exist yet.
+        run: the folder of its run; None: it comes from none.
+        checkpoint: which of the run's; empty: it comes from none.
+        settings: what the run's `config.yaml` holds, as plain containers.
     """
 
     name: str
     path: str
-    checkpoint: str
-    config: SavedConfig | None
-    folder: Path
+    run: Path | None = None
+    checkpoint: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def load(self, *, device: str, precision: str) -> LoadedModel:
         """Load the model where it shall run.
@@ -81,47 +81,52 @@ class NamedModel:
         """
         model = load_model(self.path, "last" if self.checkpoint == "last" else "best")
         if precision == "own":
-            precision = "32-true" if self.config is None else str(self.config.trainer.precision)
-        return place(model, device=device, precision=_SHORT_NAMES.get(precision, precision))
+            precision = str(self.settings["trainer"]["precision"]) if self.settings else "32-true"
+        return place(model, device=device, precision=precision)
+
+    def context(self, model: LanguageModel, memory: ContextConfig, *, segment_len: int | str, group: str) -> Context:
+        """Return how the model shall be read.
+
+        Args:
+            model: loaded.
+            memory: what is asked for.
+            segment_len: as well; "own": that of the run's settings `group`.
+            group: see above.
+
+        Raises:
+            UserError: the model cannot be read so.
+        """
+        own = self.settings[group]["segment_len"] if self.settings else _SEGMENT_LEN
+        context = model.own_context(segment_len=own).resolved(segment_len=segment_len, **dict(memory))
+        lengths = {"mem_len": context.mem_len or 0, "clamp_len": context.clamp_len, "same_length": context.same_length}
+        problems = list(model.refusals(model.config, **lengths, group="memory."))  # type: ignore[arg-type]
+        longest = model.max_segment_len
+        if longest is not None and context.segment_len > longest:
+            problems.append(f"segment_len is {context.segment_len}, and the model can read at most {longest} at once")
+        if problems:
+            raise UserError("; ".join(problems))
+        return context
 
 
 def place(model: LanguageModel, *, device: str, precision: str) -> LoadedModel:
     """Move a model where it shall run; see `NamedModel.load`."""
-    where = _device(device)
-    if precision == "16-mixed" and where.type == "cpu":
-        raise UserError("precision is 16-mixed, which needs a GPU: use bf16-mixed or 32-true")
-    if precision in _MIXED:
-        autocast = partial(torch.autocast, where.type, dtype=_MIXED[precision])
-        return LoadedModel(model.to(where).eval(), autocast, precision)
-    return LoadedModel(model.to(where, _TRUE[precision]).eval(), nullcontext, precision)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    wrong = UserError(f"device is {name!r}, and must be auto, cpu, mps, cuda, or one GPU by its number, as cuda:1")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise wrong from error
-    if device.type not in ("cpu", "cuda", "mps") or (device.type == "cpu" and device.index):
-        raise wrong
-    try:
-        torch.empty(0, device=device)
+        where = torch.device(device)
+        torch.empty(0, device=where)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"device is {name!r}, which this machine has not ({reason}): use cpu or auto") from error
-    return device
+        raise UserError(f"device is {device!r}, and must be auto, cpu, mps or cuda: {first_line(error)}") from error
+    number, _, kind = precision.partition("-")
+    if kind == "mixed" or (not kind and "16" in number):
+        if number == "16" and where.type == "cpu":
+            raise UserError("precision is 16-mixed, which needs a GPU: use bf16-mixed or 32-true")
+        return LoadedModel(model.to(where), partial(torch.autocast, where.type, dtype=_TYPES[number]), precision)
+    return LoadedModel(model.to(where, _TYPES[number]), nullcontext, precision)
 
 
 def find_model(run: str | Sequence[str], *, checkpoint: str) -> NamedModel:
-    """Find the one model that `run=` names.
-
-    Raises:
-        UserError: it names none or several.
-    """
+    """Find the one model that `run=` names; `UserError` where it names none or several."""
     models = find_models(run, checkpoint=checkpoint)
     if len(models) > 1:
         raise UserError(f"run={run} names {len(models)} models, and must name one, as run={models[0].path}")
@@ -135,34 +140,37 @@ def find_models(run: str | Sequence[str], *, checkpoint: str) -> list[NamedModel
         UserError: it names none.
     """
     given = [run] if isinstance(run, str) else list(run)
-    if "" in given:
+    if not given or "" in given:
         raise UserError("run= is empty, or a part of its list is: name a run folder, a checkpoint, or a model")
     paths = list(dict.fromkeys(path for name in given for path in _matching(name)))
-    if not paths:
-        raise UserError("run=[] names no model, and must name at least one")
-    names = _short_names(paths)
-    return [_named(path, name, checkpoint=checkpoint) for path, name in zip(paths, names, strict=True)]
+    return [_named(path, name, checkpoint) for path, name in zip(paths, _short_names(paths), strict=True)]
 
 
-def _matching(name: str) -> list[str]:
-    if name == LATEST:
-        return [str(_newest())]
-    path = os.path.expanduser(name)
-    if glob.has_magic(path) and not os.path.exists(path):
-        matches = sorted(map(Path, glob.glob(path, recursive=True)))
-        found = [path for match in matches for path in (_jobs(match) or [match] * _is_model(match))]
-        if not found:
+def _matching(name: str) -> list[Path | str]:
+    if name == "latest":
+        runs = [config.parent for config in OUTPUTS.glob("**/config.yaml") if _is_run(config.parent)]
+        if not runs:
+            raise UserError(f"run=latest is the newest run below {OUTPUTS}/, and there is none with a checkpoint")
+        return [max(runs, key=lambda folder: (folder / "checkpoints").stat().st_mtime)]
+    path = Path(os.path.expanduser(name))
+    if glob.has_magic(name) and not path.exists():
+        found: dict[Path, list[Path]] = {
+            match: _jobs(match) or [match] * _is_model(match)
+            for match in map(Path, sorted(glob.glob(str(path), recursive=True)))
+        }
+        if not any(found.values()):
             raise UserError(f"run={name} matches no run folder, checkpoint or model folder")
-        left_out = [str(match) for match in matches if not _jobs(match) and not _is_model(match)]
-        if left_out:
-            shown = ", ".join(left_out[:3]) + (" and others" if len(left_out) > 3 else "")
-            print(f"note: run={name} also matches {shown}, which is no run, and is left out", file=sys.stderr)
-        return list(map(str, found))
-    if not os.path.exists(path) and (not may_be_on_hub(name) or Path(path).parent.exists()):
-        known = sorted(str(config.parent) for config in _RUNS.glob("*/config.yaml") if _is_run(config.parent))
-        near = f": {nearest(name, known)}" if known else f", and {_RUNS}/ holds no run"
-        raise UserError(f"run={name}: there is nothing of this name{near}")
-    return list(map(str, _jobs(Path(path)))) or [path]
+        for match in (match for match, models in found.items() if not models):
+            print(f"note: run={name} also matches {match}, which is no run, and is left out", file=sys.stderr)
+        return [model for models in found.values() for model in models]
+    if not path.exists() and (not may_be_on_hub(name) or path.parent.exists()):
+        known = [str(config.parent) for config in OUTPUTS.glob("*/config.yaml")]
+        raise UserError(f"run={name}: there is nothing of this name ({nearest(name, known)})")
+    return [*_jobs(path)] or [path if path.exists() else name]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
 
 
 def _is_model(path: Path) -> bool:
@@ -170,64 +178,41 @@ def _is_model(path: Path) -> bool:
     return path.suffix in (".ckpt", ".pt") if path.is_file() else _is_run(path) or (path / "config.json").is_file()
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
-
-
 def _jobs(folder: Path) -> list[Path]:
     """Return the runs of a sweep's folder, in the order of their numbers; none: it is no such folder."""
-    if _is_run(folder) or not (folder / "multirun.yaml").is_file():
+    if not (folder / "multirun.yaml").is_file():
         return []
     jobs = [config.parent for config in folder.glob("*/config.yaml") if _is_run(config.parent)]
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
-def _newest() -> Path:
-    runs = [config.parent for config in _RUNS.glob("**/config.yaml") if _is_run(config.parent)]
-    if not runs:
-        raise UserError(f"run={LATEST} is the newest run below {_RUNS}/, and there is none with a checkpoint")
-    return max(runs, key=lambda folder: (folder / "checkpoints").stat().st_mtime)
-
-
-def _named(path: str, name: str, *, checkpoint: str) -> NamedModel:
-    location = Path(path)
-    run = location if _is_run(location) else None
-    if run is None and location.is_file() and _is_run(location.absolute().parent.parent):
-        run, checkpoint = location.absolute().parent.parent, location.name
-    elif run is not None and checkpoint == "best" and not (run / "checkpoints" / "best.ckpt").is_file():
+def _named(path: Path | str, name: str, checkpoint: str) -> NamedModel:
+    run = Path(path) if _is_run(Path(path)) else None
+    if run is None and os.path.isfile(path) and _is_run(Path(path).absolute().parent.parent):
+        run, checkpoint = Path(path).absolute().parent.parent, Path(path).name
+    if run is None:
+        return NamedModel(name=name, path=str(path))
+    if checkpoint == "best" and not (run / "checkpoints" / "best.ckpt").is_file():
         checkpoint = "last"  # as `load_model` falls back
-    return NamedModel(
-        name=name,
-        path=path,
-        checkpoint=checkpoint if run is not None else "",
-        config=None if run is None else saved_config(run),
-        folder=run if run is not None else _RUNS / slug(name),
-    )
+    settings = read_settings(run / "config.yaml")
+    with naming(f"{run / 'config.yaml'} is of another version"):
+        parse_model(settings.get("model"))
+    return NamedModel(name=name, path=str(path), run=run, checkpoint=checkpoint, settings=settings)
 
 
-def _short_names(paths: Sequence[str]) -> list[str]:
+def _short_names(paths: Sequence[Path | str]) -> list[str]:
     """Return what the jobs of a sweep vary, or the last parts of paths, as many as tell them apart."""
-    varied = [_varied(Path(path)) for path in paths]
-    if all(varied) and len(set(varied)) == len(paths):
-        return varied
-    parts = [Path(path).parts or (path,) for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(of_path[-count:]) for of_path in parts]
-        if len(set(names)) == len(paths):
-            return names
-    return list(paths)
+    candidates = [[_varied(Path(path)) for path in paths]]
+    candidates += [["/".join(Path(path).parts[-count:]) for path in paths] for count in range(1, 9)]
+    found = (names for names in candidates if all(names) and len(set(names)) == len(paths))
+    return next(found, list(map(str, paths)))
 
 
 def _varied(run: Path) -> str:
     """Return the settings in which a job differs from others of its sweep; empty: it is no job of a sweep."""
-    own = _overrides(run)
-    others = [_overrides(record.parent) for record in run.parent.glob("*/job.json")]
-    return " ".join(line for line in own if any(line not in other for other in others))
-
-
-def _overrides(job: Path) -> list[str]:
-    try:
-        overrides: list[str] = json.loads((job / "job.json").read_text(encoding="utf-8"))["overrides"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return overrides
+    overrides = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))["overrides"]
+        for path in run.parent.glob("*/job.json")
+    }
+    own = overrides.get(run.name, [])
+    return " ".join(line for line in own if any(line not in other for other in overrides.values()))

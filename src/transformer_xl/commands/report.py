@@ -20,7 +20,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset, beside_scores, unit_of
 from transformer_xl.errors import program
-from transformer_xl.inference.evaluate import compressed_bits, context_of, evaluate, unigram_score
+from transformer_xl.inference.evaluate import compressed_bits, context_of, read_split, unigram_score
 from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Summary, shown
@@ -174,7 +174,7 @@ class FinalReport:
             "test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True
         )
         began = time.perf_counter()
-        score = evaluate(
+        score = read_split(
             self.module.model,
             source,
             context_of(lengths),
@@ -182,7 +182,7 @@ class FinalReport:
             limit=self.length.limit_test if zero_start else None,
             zero_start=zero_start,
             autocast=self.trainer.precision_plugin.forward_context,
-        )
+        ).score
         return Row(label, "test", score, lengths, score.tokens / (time.perf_counter() - began))
 
     def _add_metric(self, key: str, row: Row, which: str) -> None:

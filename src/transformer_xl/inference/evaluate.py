@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource
+from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource, lanes_that_fill_memory
 from transformer_xl.data.stream import EvalStream
-from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import stream
 from transformer_xl.scores import Score
@@ -118,22 +117,6 @@ def read_split(
     losses[:, : read.shape[1]] = read
     score = Score(float(nll_sum) / tokens if tokens else math.nan, tokens)
     return SplitLosses(score=score, losses=losses, predictions=source.predictions)
-
-
-def evaluate(
-    model: LanguageModel,
-    source: LaneSource,
-    context: Context,
-    *,
-    max_tokens: int | None = None,
-    limit: int | None = None,
-    zero_start: bool = False,
-    autocast: Autocast,
-) -> Score:
-    """Score a split; see `read_split`."""
-    return read_split(
-        model, source, context, max_tokens=max_tokens, limit=limit, zero_start=zero_start, autocast=autocast
-    ).score
 
 
 class ClassMeans(NamedTuple):
@@ -243,18 +226,91 @@ def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float]
     Returns:
         bits per token for `gzip` and `xz` at their strongest, and how many tokens they were given.
     """
-    lanes = data.lanes("test", batch_size=1, segment_len=1, evaluation=True)
+    lanes, vocabulary = data.lanes("test", batch_size=1, segment_len=1, evaluation=True), data.vocabulary
     tokens = min(lanes.lane_len, max_tokens)
     ids = lanes.read(epoch=0, lanes=range(1), start=0, stop=tokens).tokens_BT[0]
-    text = _bytes_of(ids, data.vocabulary)
-    return {
-        "gzip": len(gzip.compress(text, 9)) * 8 / tokens,
-        "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) * 8 / tokens,
-    }, tokens
+    text = vocabulary.decode_bytes(ids[ids != vocabulary.end_of_document])  # which stands for no text
+    sizes = {"gzip": len(gzip.compress(text, 9)), "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))}
+    return {name: size * 8 / tokens for name, size in sizes.items()}, tokens
 
 
-def _bytes_of(ids: NDArray[np.int64], vocabulary: Tokenizer) -> bytes:
-    """Return the bytes that tokens stand for; the end of a document stands for none."""
-    if vocabulary.end_of_document is not None:
-        ids = ids[ids != vocabulary.end_of_document]
-    return vocabulary.decode_bytes(ids)
+# ---- attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionByDistance:
+    """What attention weighs, by how many tokens a key lies before the query; 0 is the query's own token.
+
+    Attributes:
+        weight: (L, N, D), mean weight over all predictions; sums to 1 over the distances.
+        seen: (D,), share of the predictions that see a key so far back.
+        memory_share: (L, N), mean weight of all keys from before the segment together.
+        predictions: how many the means are taken over.
+        segment_len: T.
+        mem_len: M.
+    """
+
+    weight: NDArray[np.float64]
+    seen: NDArray[np.float64]
+    memory_share: NDArray[np.float64]
+    predictions: int
+    segment_len: int
+    mem_len: int
+
+
+@torch.no_grad()
+def attention_by_distance(
+    model: LanguageModel, source: LaneSource, context: Context, *, max_tokens: int, autocast: Autocast
+) -> AttentionByDistance:
+    """Read a split with the model's own memory, and average attention's weights by distance.
+
+    Of the lanes only the first are read, so few that most predictions have a full memory. Letters: L layers, N heads,
+    M memory slots, D = M + T distances from 0 on.
+
+    Args:
+        model: in evaluation mode, with attention.
+        source: the split's lanes.
+        context: how to read; windows (`stride`) see no memory.
+        max_tokens: the most predictions to average over; what does not count as one is left out.
+        autocast: gives the context in which the model is called.
+    """
+    device = next(model.parameters()).device
+    segment_len, mem_len = context.segment_len, (context.mem_len or 0) if context.stride is None else 0
+    lanes = lanes_that_fill_memory(
+        lanes=source.batch_size, segment_len=segment_len, mem_len=mem_len, max_tokens=max_tokens
+    )
+    reader = model.with_context(clamp_len=context.clamp_len, same_length=context.same_length)
+    memory = reader.empty_memory(lanes, mem_len)
+    weight_sum = memory_sum = torch.zeros((), dtype=torch.float64, device=device)
+    seen, predictions = torch.zeros(mem_len + segment_len, dtype=torch.float64, device=device), 0
+    batches = EvalStream(
+        source=source, segment_len=segment_len, stride=context.stride, lanes=range(lanes), device=device
+    )
+    with autocast():
+        for batch in batches:
+            weights, memory = reader.attention_weights(batch.tokens_BT.to(device), memory, batch.resets_BT.to(device))
+            queries, keys = weights.shape[-2:]
+            # the first so many of the counted predictions, in all lanes alike
+            in_order = (batch.targets_BT.to(device) != NOT_COUNTED).T
+            places = in_order.flatten().cumsum(0).view(in_order.shape)
+            counted = (in_order & (places <= max_tokens - predictions)).T
+            place = torch.arange(keys, device=device)
+            # a key that comes later has no weight, and adds nothing to distance 0
+            distance = (place[keys - queries :, None] - place).clamp(min=0).flatten()
+            summed = (weights * counted[:, None, :, None]).sum(dim=1, dtype=torch.float64)
+            by_distance = summed.new_zeros(*summed.shape[:2], len(seen)).index_add_(2, distance, summed.flatten(2))
+            weight_sum = weight_sum + by_distance
+            memory_sum = memory_sum + summed[..., : keys - queries].sum(dim=(2, 3))
+            visible = (weights[0] > 0).any(dim=1) & counted[..., None]  # of the first layer: all see the same
+            seen.index_add_(0, distance, visible.sum(dim=0, dtype=torch.float64).flatten())
+            predictions += int(counted.sum())
+            if predictions == max_tokens:
+                break
+    return AttentionByDistance(
+        weight=(weight_sum / predictions).cpu().numpy(),
+        seen=(seen / predictions).cpu().numpy(),
+        memory_share=(memory_sum / predictions).cpu().numpy(),
+        predictions=predictions,
+        segment_len=segment_len,
+        mem_len=mem_len,
+    )

@@ -1,4 +1,4 @@
-"""Continuing texts: a prompt is read, tokens are sampled one by one, and text is written as soon as it is whole.
+"""Continue texts: a prompt is read, tokens are sampled one by one, and text is written as soon as it is whole.
 
 Letters: B texts, T tokens, V vocabulary.
 """
@@ -6,58 +6,114 @@ Letters: B texts, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.inference.sampling import Continuation, Ending, Sampler, seed_of_sample
 from transformer_xl.inference_config import SamplingParams, SegmentLen
 from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import stream
-from transformer_xl.settings import Count, Length, Seed, parse
+from transformer_xl.settings import Length, Seed, parse
 
+Ending = Literal["n_tokens", "stop", "document"]
+"""What ended a text: its length, a stop string, the end of a document."""
+_COLDEST = torch.finfo(torch.float32).tiny
+"""Below this temperature a quotient may be 0 / 0; there the likeliest token has all weight long since."""
 _LARGE_PIECE = 1024
 """Tokens of a prompt that are read at once where it makes no difference how many are."""
-_PROMPT_ENDS = "[end of prompt]"
 
 
-class Lanes:
-    """Texts that one model continues together, a token of each at a time, each with a sampler of its own."""
+# ---- one text: which token comes next, and what is written
 
-    def __init__(self, model: LanguageModel, context: Context, params: SamplingParams, *, seeds: Sequence[int]) -> None:
-        reader = _CachedReader if supports_unequal(model, context) else _WindowReader
-        self._reader = reader(model, context, texts=len(seeds))
-        self._samplers = [Sampler(params, seed=seed, vocab_size=model.vocab_size) for seed in seeds]
-        self._unread: list[list[int]] = [[] for _ in seeds]
 
-    def append(self, texts: Sequence[Sequence[int]]) -> None:
-        """Put further tokens behind each text; sampled ones are no part of it before.
+def filtered(log_probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the tokens that may be sampled at a temperature above 0, the likeliest first, and the weight of each.
 
-        Args:
-            texts: of all as many, but for the first time where `supports_unequal` says so.
-        """
-        for sampler, unread, tokens in zip(self._samplers, self._unread, texts, strict=True):
-            sampler.append(tokens)
-            unread.extend(tokens)
+    Weights are 0 where a token is left out, and need not add up to 1.
+    """
+    likeliest, tokens = log_probs.topk(min(params.top_k or len(log_probs), len(log_probs)))
+    weights = ((likeliest - likeliest.max()) / params.temperature).softmax(dim=-1)
+    if params.top_p is not None and params.top_p < 1:
+        before = weights.double().cumsum(dim=0) - weights
+        weights = weights.masked_fill(before >= params.top_p, 0)
+    if params.min_p is not None:
+        weights = weights.masked_fill(weights < params.min_p * weights[0], 0)
+    return tokens, weights
 
-    def sample(self) -> list[int]:
-        """Sample what may follow each text, which has got at least one token since the last time.
 
-        Raises:
-            UserError: the model's predictions are no numbers.
-        """
-        unread, self._unread = self._unread, [[] for _ in self._unread]
-        log_probs = self._reader.read(unread).float().cpu()
-        if bool(log_probs.isnan().any()):
-            raise UserError("the model predicts NaN: its weights are damaged, or the precision is too small for them")
-        return [sampler.sample(of_text) for sampler, of_text in zip(self._samplers, log_probs, strict=True)]
+def sample(log_probs: Tensor, present: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
+    """Sample the next token of one text.
+
+    Args:
+        log_probs: (V), on the CPU.
+        present: (V), True for tokens that the text holds already.
+        params: see there.
+        generator: of the text; global random state is left alone.
+    """
+    if params.repetition_penalty != 1:
+        log_probs = torch.where(present, log_probs * params.repetition_penalty, log_probs)
+    if params.temperature < _COLDEST:
+        return int(log_probs.argmax())
+    tokens, weights = filtered(log_probs, params)
+    return int(tokens[torch.multinomial(weights, 1, generator=generator)])
+
+
+def seed_of_sample(seed: int, number: int) -> int:
+    """Return a sample's own seed, so that it is the same whatever other texts are made with it; the first: `seed`."""
+    if number == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0]) % (1 << 63)
+
+
+class Continuation:
+    """What follows one prompt: tokens until something ends it, and their text as soon as it is whole characters.
+
+    Attributes:
+        tokens: those that were appended, the end of a document not among them.
+        ended: what ended the text; None while it grows.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, *, after: Sequence[int] = (), end: int | None = None
+    ) -> None:
+        # ids are written as if nothing stood before them
+        self._decoder = None if tokenizer is None else tokenizer.decoder(after if tokenizer.is_text else ())
+        self._n_tokens = params.n_tokens
+        self._stops = [params.stop] if isinstance(params.stop, str) else params.stop
+        self._end = end
+        self._waiting = ""
+        self.tokens: list[int] = []
+        self.ended: Ending | None = None
+
+    def append(self, token: int) -> str:
+        """Append the next token; return the text that can be written now, which may be none."""
+        if token == self._end:
+            self.ended = "document"
+        else:
+            self.tokens.append(token)
+            if self._decoder is not None:
+                self._waiting += self._decoder.feed(token)
+            if len(self.tokens) == self._n_tokens:
+                self.ended = "n_tokens"
+        if self._decoder is not None and self.ended is not None:
+            self._waiting += self._decoder.finish()
+        found = [(start + len(stop), start) for stop in self._stops if (start := self._waiting.find(stop)) >= 0]
+        if found:
+            self.ended, text = "stop", self._waiting[: min(found)[1]]
+            return text
+        border = len(self._waiting)
+        if self.ended is None:  # what may begin a stop string waits
+            begun = (n for stop in self._stops for n in range(1, len(stop)) if self._waiting.endswith(stop[:n]))
+            border -= max(begun, default=0)
+        text, self._waiting = self._waiting[:border], self._waiting[border:]
+        return text
+
+
+# ---- several texts: how a model reads them
 
 
 def supports_unequal(model: LanguageModel, context: Context) -> bool:
@@ -65,7 +121,7 @@ def supports_unequal(model: LanguageModel, context: Context) -> bool:
     return model.relative and context.mem_len != 0
 
 
-def pieces_in_reach(model: LanguageModel, context: Context) -> int | None:
+def _pieces_in_reach(model: LanguageModel, context: Context) -> int | None:
     """Return how many of the last pieces of a text its next token depends on; None: on all.
 
     Each layer looks back over the memory from the beginning of a piece, and what it finds there was made by the layer
@@ -85,7 +141,7 @@ class _CachedReader:
     """
 
     def __init__(self, model: LanguageModel, context: Context, *, texts: int) -> None:
-        self._pieces = pieces_in_reach(model, context)
+        self._pieces = _pieces_in_reach(model, context)
         self._segment_len = context.segment_len if self._pieces else max(context.segment_len, _LARGE_PIECE)
         self._device = next(model.parameters()).device
         self._session = stream(
@@ -121,128 +177,94 @@ class _WindowReader:
 
     def __init__(self, model: LanguageModel, context: Context, *, texts: int) -> None:
         self._model = model.with_context(clamp_len=context.clamp_len, same_length=context.same_length)
-        self._mem_len = context.mem_len
-        self._segment_len = context.segment_len
-        self._pieces = pieces_in_reach(model, context)
-        self._memory = model.empty_memory(texts, self._mem_len)
+        self._context = context
+        self._pieces = _pieces_in_reach(model, context)
+        self._memory = model.empty_memory(texts, context.mem_len)
         self._segment = torch.empty(texts, 0, dtype=torch.int64, device=next(model.parameters()).device)
 
     @torch.no_grad()
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Read the next tokens of each text; return log-probabilities (B, V) of the token after them."""
+        length = self._context.segment_len
         new = torch.tensor([list(text) for text in texts], device=self._segment.device)
         segment = torch.cat([self._segment, new], dim=1)
-        if self._mem_len == 0:
-            segment = segment[:, -self._segment_len :]
+        if self._context.mem_len == 0:
+            segment = segment[:, -length:]
         elif self._pieces is not None:
-            whole = (segment.shape[1] - 1) // self._segment_len  # the last one may grow further
-            segment = segment[:, max(0, whole - self._pieces + 1) * self._segment_len :]
-        while segment.shape[1] > self._segment_len:
-            self._memory = self._model(segment[:, : self._segment_len], self._memory).memory
-            segment = segment[:, self._segment_len :]
+            whole = (segment.shape[1] - 1) // length  # the last one may grow further
+            segment = segment[:, max(0, whole - self._pieces + 1) * length :]
+        while segment.shape[1] > length:
+            self._memory = self._model(segment[:, :length], self._memory).memory
+            segment = segment[:, length:]
         self._segment = segment
         hidden = self._model(segment, self._memory).hidden_BTD
         return self._model.softmax.log_probs(hidden[:, -1:])[:, 0]
 
 
-class Made(NamedTuple):
-    """A text that is complete.
+class Session:
+    """Texts that one model continues together, a token of each at a time.
 
     Attributes:
-        prompt: the number of its prompt, from 1.
-        sample: its number among those of the prompt, from 1.
-        text: what follows the prompt.
-        tokens: how many were made, the end of a document not among them.
-        ended: what ended it.
-    """
-
-    prompt: int
-    sample: int
-    text: str
-    tokens: int
-    ended: Ending
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generator:
-    """How texts are continued with one model.
-
-    Attributes:
-        model: in evaluation mode.
-        context: how texts are read; at most `segment_len` tokens at once.
-        params: how tokens are sampled.
-        seed: of the samples; each sample of a prompt has a seed of its own that follows from it, alike for all prompts.
-        n_tokens: the most that are sampled for each text.
-        tokenizer: writes the text; None: there is none.
-        stops: texts that end a text.
+        tokenizer: writes the texts; None: there is none.
+        tokens: all of each text: prompts, and what was sampled after them.
+        texts: what follows each of the last prompts.
         end: the token that ends a text; None: none does.
-        writes_alone: text is written as if nothing stood before it, as numbers are.
     """
 
-    model: LanguageModel
-    context: Context
-    params: SamplingParams
-    seed: int
-    n_tokens: int
-    tokenizer: Tokenizer | None = None
-    stops: Sequence[str] = ()
-    end: int | None = None
-    writes_alone: bool = False
+    def __init__(
+        self,
+        model: LanguageModel,
+        context: Context,
+        params: SamplingParams,
+        *,
+        seed: int,
+        tokenizer: Tokenizer | None,
+        samples: Sequence[int] = (0,),
+    ) -> None:
+        """Begin texts without a token, which have these numbers among the samples of their prompts."""
+        reader = _CachedReader if supports_unequal(model, context) else _WindowReader
+        self._reader = reader(model, context, texts=len(samples))
+        self._params = params
+        self.tokenizer = tokenizer
+        self._generators = [torch.Generator().manual_seed(seed_of_sample(seed, number)) for number in samples]
+        self._present_BV = torch.zeros(len(samples), model.vocab_size, dtype=torch.bool)
+        self._unread: list[list[int]] = [[] for _ in samples]
+        self.tokens: list[list[int]] = [[] for _ in samples]
+        self.texts: list[Continuation] = []
+        self.end = model.vocabulary.end_of_document if model.vocabulary and params.end_at_document else None
 
-    def lanes(self, samples: Sequence[int] = (0,)) -> Lanes:
-        """Begin texts that have these numbers among the samples of their prompts."""
-        seeds = [seed_of_sample(self.seed, sample) for sample in samples]
-        return Lanes(self.model, self.context, self.params, seeds=seeds)
-
-    def continuation(self, prompt: Sequence[int]) -> Continuation:
-        """Begin what follows a prompt."""
-        after = () if self.writes_alone else prompt
-        return Continuation(self.tokenizer, after=after, n_tokens=self.n_tokens, stops=self.stops, end=self.end)
-
-    def texts(self, prompts: Sequence[Sequence[int]], *, samples: int, batch_size: int) -> Iterator[Made]:
-        """Make all samples of all prompts, in order.
+    def continued(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[str]]:
+        """Continue the texts after further prompts; yield what can be written of each after each token.
 
         Args:
-            prompts: at least one token each.
-            samples: of each prompt.
-            batch_size: the most texts that are made at once.
+            prompts: of all as many tokens, but for the first time where `supports_unequal` says so.
+
+        Raises:
+            UserError: the model's predictions are no numbers.
         """
-        unequal = supports_unequal(self.model, self.context)
-        tasks = list(product(range(len(prompts)), range(samples)))
-        while tasks:
-            length = len(prompts[tasks[0][0]])
-            count = 1
-            while count < min(batch_size, len(tasks)) and (unequal or len(prompts[tasks[count][0]]) == length):
-                count += 1
-            batch, tasks = tasks[:count], tasks[count:]
-            yield from self._batch(prompts, batch)
+        self._append(prompts)
+        self.texts = [Continuation(self.tokenizer, self._params, after=tokens, end=self.end) for tokens in self.tokens]
+        while any(text.ended is None for text in self.texts):
+            sampled = self._sample()
+            pairs = zip(self.texts, sampled, strict=True)
+            written = [text.append(token) if text.ended is None else "" for text, token in pairs]
+            if any(text.ended != "document" for text in self.texts):  # those that have ended are read on with others
+                self._append([[token] for token in sampled])
+            yield written
 
-    def _batch(self, prompts: Sequence[Sequence[int]], tasks: Sequence[tuple[int, int]]) -> Iterator[Made]:
-        lanes = self.lanes([sample for _, sample in tasks])
-        lanes.append([prompts[prompt] for prompt, _ in tasks])
-        texts = [self.continuation(prompts[prompt]) for prompt, _ in tasks]
-        written = [""] * len(texts)
-        while any(text.ended is None for text in texts):
-            tokens = lanes.sample()
-            for place, (text, token) in enumerate(zip(texts, tokens, strict=True)):
-                if text.ended is None:
-                    written[place] += text.append(token)
-            # those that have ended are read on with the others, and nobody looks at them
-            lanes.append([[token] for token in tokens])
-        for (prompt, sample), text, whole in zip(tasks, texts, written, strict=True):
-            assert text.ended is not None
-            yield Made(prompt + 1, sample + 1, whole, len(text.tokens), text.ended)
+    def _append(self, texts: Sequence[Sequence[int]]) -> None:
+        for present, tokens, unread, new in zip(self._present_BV, self.tokens, self._unread, texts, strict=True):
+            present[torch.as_tensor(new, dtype=torch.int64)] = True
+            tokens.extend(new)
+            unread.extend(new)
 
-
-def continued(lanes: Lanes, prompt: Sequence[int], continuation: Continuation) -> Iterator[str]:
-    """Let one text grow until it ends; yield what can be written after each token, which may be nothing."""
-    lanes.append([prompt])
-    while continuation.ended is None:
-        (token,) = lanes.sample()
-        text = continuation.append(token)
-        if continuation.ended != "document":
-            lanes.append([[token]])
-        yield text
+    def _sample(self) -> list[int]:
+        unread, self._unread = self._unread, [[] for _ in self._unread]
+        log_probs = self._reader.read(unread).float().cpu()
+        if bool(log_probs.isnan().any()):
+            raise UserError("the model predicts NaN: its weights are damaged, or the precision is too small for them")
+        texts = zip(log_probs, self._present_BV, self._generators, strict=True)
+        return [sample(of_text, present, self._params, generator) for of_text, present, generator in texts]
 
 
 def first_tokens(tokenizer: Tokenizer) -> list[int]:
@@ -260,41 +282,16 @@ def first_tokens(tokenizer: Tokenizer) -> list[int]:
             continue
         if tokens and tokenizer.decode(tokens) == text:
             return tokens
-    raise UserError(
-        f"prompt is null or empty, and the {tokenizer.kind} vocabulary has no end of a document or line that a text "
-        "could begin after: give a prompt"
-    )
+    raise UserError(f"prompt is empty, and the {tokenizer.kind} vocabulary has nothing to begin after: give a prompt")
 
 
-def sample_text(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompt: Sequence[int],
-    *,
-    n_tokens: int,
-    segment_len: int,
-    params: SamplingParams,
-    seed: int,
-) -> str:
-    """Continue a prompt, and return both with a mark between them; documents may end and begin within.
-
-    A model that can read the prompt at once does, whatever `segment_len`.
-    """
-    context = model.own_context(segment_len=segment_len)
-    if supports_unequal(model, context):
-        context = model.own_context(segment_len=max(segment_len, len(prompt)))
-    continuation = Continuation(tokenizer, after=prompt, n_tokens=n_tokens)
-    text = "".join(continued(Lanes(model, context, params, seeds=[seed]), prompt, continuation))
-    return f"{tokenizer.decode(prompt)}{_PROMPT_ENDS}{text}"
+# ---- Python's way in
 
 
 class _Arguments(SamplingParams):
     """The settings of `generate`."""
 
-    n_tokens: Count
     seed: Seed
-    stop: list[Annotated[str, Field(min_length=1)]]
-    end_at_document: bool
     segment_len: SegmentLen
     mem_len: Length | None
     clamp_len: Length | Literal["model"] | None
@@ -347,59 +344,41 @@ def generate(
         ValueError: the model is in training mode, or cannot follow `mem_len`, `clamp_len` or `same_length`.
     """
     given = {name: value for name, value in locals().items() if name in _Arguments.model_fields}
-    given["stop"] = [stop] if isinstance(stop, str) else list(stop)
-    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
-    settings = parse(_Arguments, plain)
+    settings = parse(_Arguments, given | {"stop": stop if isinstance(stop, str) else list(stop)})
     if model.training:
         raise ValueError("generating needs weights that stay as they are: call eval() on the model first")
-    tokenizer: Tokenizer | None = model.vocabulary
-    is_text = prompt is None or isinstance(prompt, str)
-    if is_text and tokenizer is None:
-        raise UserError("the model has no vocabulary, and a prompt must be ids")
-    if settings.stop and not is_text:
-        raise UserError(f"stop is {stop!r} with a prompt of ids, and needs a prompt that is text")
     context = model.own_context(segment_len=settings.segment_len).resolved(
         mem_len="own" if settings.mem_len is None else settings.mem_len,
         clamp_len="own" if settings.clamp_len == "model" else settings.clamp_len,
         same_length="own" if settings.same_length is None else settings.same_length,
     )
-    generator = Generator(
-        model=model,
-        context=context,
-        params=settings,
-        seed=settings.seed,
-        n_tokens=settings.n_tokens,
-        tokenizer=tokenizer if is_text else None,
-        stops=settings.stop,
-        end=tokenizer.end_of_document if tokenizer is not None and settings.end_at_document else None,
-    )
-    if isinstance(prompt, str) or prompt is None:
-        assert tokenizer is not None
+    tokenizer: Tokenizer | None = model.vocabulary
+    if prompt is None or isinstance(prompt, str):
+        if tokenizer is None:
+            raise UserError("the model has no vocabulary, and a prompt must be ids")
         tokens = tokenizer.encode(prompt or "").tolist() or first_tokens(tokenizer)
-        return filter(None, continued(generator.lanes(), tokens, generator.continuation(tokens)))
-    return _ids(generator, _checked_ids(prompt, vocab_size=model.vocab_size))
+        session = Session(model, context, settings, seed=settings.seed, tokenizer=tokenizer)
+        return filter(None, (piece for (piece,) in session.continued([tokens])))
+    if settings.stop:
+        raise UserError(f"stop is {stop!r} with a prompt of ids, and needs a prompt that is text")
+    ids = _checked_ids(prompt, vocab_size=model.vocab_size)
+    return _sampled_ids(Session(model, context, settings, seed=settings.seed, tokenizer=None), ids)
 
 
-def _ids(generator: Generator, prompt: Sequence[int]) -> Iterator[int]:
-    continuation = generator.continuation(prompt)
-    for _ in continued(generator.lanes(), prompt, continuation):
-        if continuation.ended != "document":
-            yield continuation.tokens[-1]
+def _sampled_ids(session: Session, prompt: Sequence[int]) -> Iterator[int]:
+    for _ in session.continued([prompt]):
+        if session.texts[0].ended != "document":
+            yield session.texts[0].tokens[-1]
 
 
 def _checked_ids(prompt: Iterable[int] | Tensor, *, vocab_size: int) -> list[int]:
-    """Return ids as plain numbers, those of a tensor (1, T) as its row; `UserError` where they are none of a text's."""
-    try:
-        ids = np.asarray(prompt.cpu() if isinstance(prompt, Tensor) else prompt)
-        ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
-        if ids.ndim != 1 or not (np.issubdtype(ids.dtype, np.integer) or not len(ids)):
-            raise ValueError("no row of whole numbers")
-    except ValueError as error:
-        shown = " ".join(repr(prompt).split())[:100]
-        raise UserError(f"prompt is {shown}, and must be a text, or a row of ids") from error
-    if not len(ids):
-        raise UserError("there is no id, and there must be at least one")
+    ids = np.asarray(prompt.cpu() if isinstance(prompt, Tensor) else prompt)
+    ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
+    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
+        raise UserError(f"prompt is {prompt!r:.100}, and must be a text, or a row of at least one id")
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-        raise UserError(f"the id {wrong} is none of the model's, which are 0 to {vocab_size - 1}")
-    return [int(number) for number in ids]
+        raise UserError(
+            f"prompt has ids from {ids.min()} to {ids.max()}, and must have those from 0 to {vocab_size - 1}"
+        )
+    numbers: list[int] = ids.tolist()
+    return numbers

@@ -10,15 +10,13 @@ import codecs
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from transformer_xl.data.tokenizer import EncodeError, Part, Tokenizer
+from transformer_xl.data.tokenizer import Encoded, EncodeError, Part, Tokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import Stream, stream
@@ -30,12 +28,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Text(NamedTuple):
-    """A text.
-
-    Attributes:
-        data: its bytes, line ends among them.
-        line: number, from 1, of the line in which it begins.
-    """
+    """A text: its bytes, line ends among them, and the number, from 1, of the line in which it begins."""
 
     data: bytes
     line: int
@@ -70,82 +63,43 @@ def read_texts(source: BinaryIO, *, unit: Unit, keeps_blank_lines: bool) -> Iter
         yield Text(b"".join(held), first)
 
 
-class EncodedText(NamedTuple):
-    """A text's tokens.
-
-    Attributes:
-        ids: its tokens.
-        text_bytes: of UTF-8 that decoding them gives back; 0 where they stand for no text.
-        unknown: how many are `<unk>`.
-    """
-
-    ids: NDArray[np.int64]
-    text_bytes: int
-    unknown: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextEncoder:
-    r"""Turns texts into ids.
+def encode_text(tokenizer: Tokenizer, text: Text, *, unit: Unit, reads_on: bool, has_line_ends: bool = True) -> Encoded:
+    r"""Return the ids of a text.
 
     A vocabulary of words writes its symbol for every line end, the last one too: a text that lacks it is closed, as a
     corpus is. A document ends with `<eod>`, where the vocabulary has it. Beyond that, the line end that parts a text
     from the next one belongs to it only where they read on from each other; alone, a text of nothing but blanks has no
-    symbols of words. Line ends are left out where the corpus has none, as text8.
+    symbols of words.
 
-    Attributes:
+    Args:
         tokenizer: of the model.
+        text: see `read_texts`.
         unit: what one text is.
         reads_on: whether each text but the first goes on from the one before.
-        has_line_ends: whether line ends are symbols of the corpus, where its vocabulary has them.
+        has_line_ends: whether line ends are symbols of the corpus, where its vocabulary has them; text8 has none.
+
+    Raises:
+        UserError: it is no UTF-8, where bytes are no symbols, or the vocabulary lacks something; naming the line.
     """
-
-    tokenizer: Tokenizer
-    unit: Unit
-    reads_on: bool
-    has_line_ends: bool
-
-    def encode(self, text: Text) -> EncodedText:
-        """Return the ids of a text.
-
-        Raises:
-            UserError: it is no UTF-8, where bytes are no symbols, or the vocabulary lacks something; naming the line.
-        """
-        tokenizer = self.tokenizer
-        data = text.data if self.reads_on else _LAST_LINE_END.sub(b"", text.data)
-        has_symbols = self.reads_on or bool(data.strip())
-        if tokenizer.ends_lines and has_symbols and not data.endswith(b"\n"):
-            data += b"\n"
-        if tokenizer.strips_newlines and not (self.has_line_ends and tokenizer.has_newlines):
-            data = data.translate(None, b"\r\n")
-        try:
-            found = tokenizer.encode_part(Part(data, ends=has_symbols))
-        except EncodeError as error:
-            line = text.line + data.count(b"\n", 0, error.byte)
-            raise UserError(f"line {line} {error.problem}") from error
-        except UserError as error:
-            raise UserError(f"line {text.line}: {error}") from error
-        end = tokenizer.end_of_document if self.unit == "document" and len(found.ids) else None
-        ids = found.ids if end is None else np.append(found.ids, end)
-        return EncodedText(ids, text_bytes=found.text_bytes, unknown=found.unknown)
+    data = text.data if reads_on else _LAST_LINE_END.sub(b"", text.data)
+    has_symbols = reads_on or bool(data.strip())
+    if tokenizer.ends_lines and has_symbols and not data.endswith(b"\n"):
+        data += b"\n"
+    if tokenizer.strips_newlines and not (has_line_ends and tokenizer.has_newlines):
+        data = data.translate(None, b"\r\n")
+    try:
+        found = tokenizer.encode_part(Part(data, ends=has_symbols))
+    except EncodeError as error:
+        line = text.line + data.count(b"\n", 0, error.byte)
+        raise UserError(f"line {line} {error.problem}") from error
+    except UserError as error:
+        raise UserError(f"line {text.line}: {error}") from error
+    if unit == "document" and len(found.ids) and tokenizer.end_of_document is not None:
+        return found._replace(ids=np.append(found.ids, tokenizer.end_of_document))
+    return found
 
 
-class TokenCosts(NamedTuple):
-    """What neighbouring tokens of a text cost.
-
-    Attributes:
-        position: of the first of them in the text, from 0.
-        ids: theirs, int64.
-        nats: the loss of each, float64.
-    """
-
-    position: int
-    ids: NDArray[np.int64]
-    nats: NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextScore:
+class TextScore(NamedTuple):
     """What a text cost, or several together.
 
     Attributes:
@@ -162,9 +116,6 @@ class TextScore:
     text_bytes: int = 0
     unknown: int = 0
 
-    def __add__(self, other: TextScore) -> TextScore:
-        return TextScore(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
     @property
     def nats_per_token(self) -> float | None:
         """The mean loss; None where nothing was predicted."""
@@ -172,10 +123,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of UTF-8, as for a corpus: a first token that nothing precedes counts as the mean does.
-
-        None where nothing was predicted, or tokens stand for no text.
-        """
+        """Bits per byte of UTF-8; a first token that nothing precedes counts as the mean does; None: there is none."""
         mean = self.nats_per_token
         return mean / math.log(2) * self.tokens / self.text_bytes if mean is not None and self.text_bytes else None
 
@@ -205,47 +153,32 @@ class Scorer:
             context: how to read; segments are counted from where a text begins.
             start: the id that precedes a text; None: nothing does, and its first token is not predicted.
             reads_on: whether each text but the first goes on from the one before.
-
-        Raises:
-            UserError: the model cannot be read with such lengths.
         """
-        self._model = model
-        self._context = context
-        self._start = start
-        self._reads_on = reads_on
+        self._model, self._context = model, context
+        self._start, self._reads_on = start, reads_on
         self._device = next(model.parameters()).device
-        self._require_readable()
         self._session = self._new_session()
         self.last = start
 
-    def read(self, ids: NDArray[np.int64]) -> Iterator[TokenCosts]:
-        """Read a text, and yield what its tokens cost, a segment at a time.
+    def read(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the loss of each token of a text in nats; the first has none where nothing precedes it.
 
         Raises:
             UserError: a loss is no number.
         """
         if not self._reads_on:
             self._session, self.last = self._new_session(), self._start
-        begins = 0
-        if self.last is None and len(ids):
-            self.last, begins = int(ids[0]), 1
-        for start in range(begins, len(ids), self._context.segment_len):
-            yield self._read_segment(ids[start : start + self._context.segment_len], start)
-
-    def _read_segment(self, targets: NDArray[np.int64], position: int) -> TokenCosts:
-        inputs = np.concatenate([[self.last], targets[:-1]])
-        nll = self._session.nll(self._on_device(inputs), self._on_device(targets))[0]
-        costs = TokenCosts(position, targets, nll.cpu().double().numpy())
-        for place in np.flatnonzero(~np.isfinite(costs.nats)).tolist():
-            raise UserError(
-                f"the model gives token {position + place} of the text, counted from 0, a loss of "
-                f"{costs.nats[place]}, which is no score: its weights are broken, or need precision=32-true"
-            )
-        self.last = int(targets[-1])
-        return costs
-
-    def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(ids, np.int64))[None].to(self._device)
+        before = [] if self.last is None else [self.last]
+        tokens = torch.from_numpy(np.concatenate([np.array(before, np.int64), ids])).to(self._device)
+        self.last = int(ids[-1]) if len(ids) else self.last
+        nats = np.zeros(max(0, len(tokens) - 1))
+        for start in range(0, len(nats), self._context.segment_len):
+            piece = tokens[start : start + self._context.segment_len + 1]
+            nll = self._session.nll(piece[None, :-1], piece[None, 1:])[0]
+            nats[start : start + len(nll)] = nll.cpu().double().numpy()
+        if not np.isfinite(nats).all():
+            raise UserError("the model gives a token a loss that is no number: its weights or its precision are broken")
+        return nats
 
     def _new_session(self) -> Stream:
         context = self._context
@@ -256,13 +189,3 @@ class Scorer:
             clamp_len=context.clamp_len,
             same_length=context.same_length,
         )
-
-    def _require_readable(self) -> None:
-        longest, segment_len = self._model.max_segment_len, self._context.segment_len
-        if longest is not None and segment_len > longest:
-            raise UserError(f"segment_len is {segment_len}, and the model can read at most {longest} tokens at once")
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self._device)
-        try:
-            self._new_session().nll(token, token)
-        except ValueError as error:
-            raise UserError(f"the model cannot be read so: {error}") from error

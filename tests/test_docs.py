@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from transformer_xl.commands.evaluate import EvaluateConfig
 from transformer_xl.config import Config
-from transformer_xl.inference_config import EvaluateConfig, GenerateConfig, ScoreConfig
+from transformer_xl.inference_config import GenerateConfig, ScoreConfig
 from transformer_xl.registry import HOMES, names
 from transformer_xl.settings import names_in
 

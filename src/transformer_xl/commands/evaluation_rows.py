@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from transformer_xl.commands.models import NamedModel
 from transformer_xl.commands.tables import print_table, printable
@@ -116,9 +115,10 @@ def print_rows(rows: Sequence[Row]) -> None:
     for label, row in zip(labels, rows, strict=True):
         figures = [row.loss, *(row.unit.figures(row.loss)[name] for name in units)]
         cells.append([printable(label), *("-" if math.isnan(figure) else f"{figure:.4f}" for figure in figures)])
-    print_table(["", "loss", *map(in_words, units)], cells, title=printable(title), boxed=True)
+    print(printable(title))
+    print_table(["", "loss", *map(in_words, units)], cells, boxed=True)
     for line in _in_words(rows, labels, comparable=units):
-        Console(highlight=False).print(line, soft_wrap=True, markup=False)
+        print(printable(line))
 
 
 def _in_words(rows: Sequence[Row], labels: Sequence[str], *, comparable: Sequence[str]) -> Iterator[str]:

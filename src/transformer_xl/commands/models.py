@@ -195,7 +195,7 @@ def _named(path: Path | str, name: str, checkpoint: str) -> NamedModel:
     if checkpoint == "best" and not (run / "checkpoints" / "best.ckpt").is_file():
         checkpoint = "last"  # as `load_model` falls back
     settings = read_settings(run / "config.yaml")
-    with naming(f"{run / 'config.yaml'} is of another version"):
+    with naming(run / "config.yaml"):
         parse_model(settings.get("model"))
     return NamedModel(name=name, path=str(path), run=run, checkpoint=checkpoint, settings=settings)
 

@@ -218,7 +218,7 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
         if len(said) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(generate_command, "say", interrupt)
+    monkeypatch.setattr(generate_command, "_say", interrupt)
     typed(b"once\nmore\n")
     _, err = run(letters, interactive=True, sampling__n_tokens=20, sampling__end_at_document=False)
     assert err.count("(stopped)") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
-from transformer_xl.commands.closed_pipe import is_terminal, note, say, standard_input, until_nobody_reads
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import GenerateConfig
 
@@ -31,9 +29,7 @@ _ENDINGS = {"n_tokens": "sampling.n_tokens", "stop": "sampling.stop", "document"
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold what the terminal cannot show
-    sys.exit(cli.run("generate", generate))
+    cli.main(lambda: cli.run("generate", generate))
 
 
 def generate(call: Call) -> None:
@@ -61,13 +57,13 @@ def generate(call: Call) -> None:
     encode = partial(_encoded, tokenizer, vocabulary)
     prompts = [encode(where, text) for where, text in given.items() if text or not is_chat]
     shown = [_shown(text, config) if config.echo else "" for text in given.values()]
-    note(f"{found.name}: {loaded.described}")
-    with until_nobody_reads(), loaded.autocast():  # once for all tokens: it keeps the weights that it rounds
+    _note(f"{found.name}: {loaded.described}")
+    with loaded.autocast():  # once for all tokens: it keeps the weights that it rounds
         if is_chat:
-            say(shown[0])
+            _say(shown[0])
             _chat(begin(), prompts[0] if prompts else None, encode)
         elif len(prompts) * sampling.samples == 1 and config.format != "jsonl":
-            say(shown[0])
+            _say(shown[0])
             _print_one(begin(), prompts[0])
         else:
             _print_several(begin, prompts, config, shown=shown, unequal=supports_unequal(model, context))
@@ -84,7 +80,7 @@ def _read_prompts(config: GenerateConfig) -> dict[str, str | bytes]:
     if config.prompt_file is None:
         return {"prompt": config.prompt or ""}
     if config.prompt_file == "-":
-        contents, name = standard_input().read(), "standard input"
+        contents, name = sys.stdin.buffer.read(), "standard input"
     else:
         name = config.prompt_file
         try:
@@ -118,22 +114,22 @@ def _shown(text: str | bytes, config: GenerateConfig) -> str:
 def _print_one(session: Session, prompt: list[int]) -> None:
     """Print what follows a prompt as it is made."""
     start = time.perf_counter()
-    _say_all(session, prompt)
+    _print_all(session, prompt)
     (text,) = session.texts
     speed = len(text.tokens) / (time.perf_counter() - start)
-    note(f"{len(text.tokens):,} tokens, {speed:,.1f} per second, ended by {_ENDINGS[text.ended or 'n_tokens']}")
+    _note(f"{len(text.tokens):,} tokens, {speed:,.1f} per second, ended by {_ENDINGS[text.ended or 'n_tokens']}")
 
 
-def _say_all(session: Session, prompt: list[int], stops: Sequence[object] = ()) -> None:
+def _print_all(session: Session, prompt: list[int], stops: Sequence[object] = ()) -> None:
     """Print what follows a prompt, until it ends or something is in `stops`, and a line end where it has none."""
     last = ""
     for (piece,) in session.continued([prompt]):
-        say(piece)
+        _say(piece)
         last = piece or last
         if stops:
             break
     if not last.endswith("\n"):
-        say("\n")
+        _say("\n")
 
 
 def _print_several(
@@ -155,15 +151,15 @@ def _print_several(
             if config.format == "jsonl":
                 made = {"prompt": prompt + 1, "sample": sample + 1, "text": whole}
                 made |= {"tokens": len(text.tokens), "ended": text.ended}
-                say(json.dumps(made, ensure_ascii=False) + "\n")
+                _say(json.dumps(made, ensure_ascii=False) + "\n")
             elif config.format == "tokens":
-                say(whole + "\n")
+                _say(whole + "\n")
             else:
                 numbers = [f"prompt {prompt + 1}"] if len(prompts) > 1 else []
                 numbers += [f"sample {sample + 1}"] if samples > 1 else []
                 end = "" if whole.endswith("\n") else "\n"
-                say(f"--- {', '.join(numbers)} ---\n{whole}{end}")
-    note(f"{count:,} tokens, {count / (time.perf_counter() - start):,.1f} per second, prompts included")
+                _say(f"--- {', '.join(numbers)} ---\n{whole}{end}")
+    _note(f"{count:,} tokens, {count / (time.perf_counter() - start):,.1f} per second, prompts included")
 
 
 def _batches(
@@ -180,7 +176,7 @@ def _batches(
 
 def _chat(session: Session, tokens: list[int] | None, encode: Callable[[str, str], list[int]]) -> None:
     """Let a person and the model write one text in turn, each line of the person's below what the model wrote."""
-    note("an empty line goes on; Ctrl-C stops an answer, and at the prompt ends the chat")
+    _note("an empty line goes on; Ctrl-C stops an answer, and at the prompt ends the chat")
     while True:
         if tokens is None:
             line = _ask()
@@ -189,7 +185,7 @@ def _chat(session: Session, tokens: list[int] | None, encode: Callable[[str, str
             try:
                 tokens = _line_tokens(line, session, encode)
             except UserError as mistake:
-                note(f"error: {mistake}")
+                _note(f"error: {mistake}")
                 continue
         _answer(session, tokens)
         tokens = None
@@ -200,11 +196,11 @@ def _answer(session: Session, tokens: list[int]) -> None:
     stops: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
     try:
-        _say_all(session, tokens, stops)
+        _print_all(session, tokens, stops)
     finally:
         signal.signal(signal.SIGINT, before)
     if stops:
-        note("(stopped)")
+        _note("(stopped)")
 
 
 def _line_tokens(line: str, session: Session, encode: Callable[[str, str], list[int]]) -> list[int]:
@@ -220,10 +216,18 @@ def _line_tokens(line: str, session: Session, encode: Callable[[str, str], list[
 
 def _ask() -> str | None:
     """Read a line without its end; None where there is none, or the person wants to leave."""
-    if is_terminal(sys.stdin):
+    if sys.stdin.isatty():
         print(">>> ", end="", file=sys.stderr, flush=True)
     try:
-        line = standard_input().readline()
+        line = sys.stdin.buffer.readline()
     except KeyboardInterrupt:
         return None
     return line.rstrip(b"\r\n").decode("utf-8", errors="surrogateescape") if line else None
+
+
+def _say(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

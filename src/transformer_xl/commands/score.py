@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
-from transformer_xl.commands.closed_pipe import is_terminal, note, say, standard_input, until_nobody_reads
 from transformer_xl.errors import UserError
 from transformer_xl.inference_config import CARRIES_NOTHING, ScoreConfig
 
@@ -29,7 +28,7 @@ _SHOWN_CHARACTERS = 80
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    sys.exit(cli.run("score", score))
+    cli.main(lambda: cli.run("score", score))
 
 
 def score(call: Call) -> None:
@@ -70,11 +69,12 @@ def score(call: Call) -> None:
         may_skip=config.unknown == "skip" and not carries and model.vocabulary is not None,
     )
     first = "nothing: its first token is not scored" if scorer.last is None else tokenizer.symbol(scorer.last)
-    note(f"{found.name}: {loaded.described}; {'the first' if carries else 'each'} text begins after {first}")
+    which = "the first text" if carries else "each text"
+    print(f"{found.name}: {loaded.described}; {which} begins after {first}", file=sys.stderr, flush=True)
     settings = {"unit": config.unit, "context": config.context, **asdict(context)}
     settings |= {"precision": loaded.precision, "checkpoint": found.checkpoint}
     scores: list[TextScore | None] = []
-    with until_nobody_reads(), loaded.autocast(), _opened(config.texts) as source:
+    with loaded.autocast(), _opened(config.texts) as source:
         if config.format == "table" and not config.tokens:
             _print_row(list(_COLUMNS))
         try:
@@ -112,12 +112,12 @@ def _answer(
     begins = len(ids) - len(nats)  # the first token is not scored where nothing precedes it
     for place, (token, cost) in enumerate(zip(ids[begins:].tolist(), nats.tolist(), strict=True), start=begins):
         told = {"text": number, "position": place, "token": tokenizer.text_of(token), "id": token, "nats": cost}
-        say(json.dumps(told) + "\n")
+        print(json.dumps(told), flush=True)
     return found
 
 
 def _opened(texts: str) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(standard_input()) if texts == "-" else open(os.path.expanduser(texts), "rb")
+    return nullcontext(sys.stdin.buffer) if texts == "-" else open(os.path.expanduser(texts), "rb")
 
 
 def _print_text(config: ScoreConfig, number: int, text: Text, found: TextScore, **more: str) -> None:
@@ -127,16 +127,16 @@ def _print_text(config: ScoreConfig, number: int, text: Text, found: TextScore, 
     values = [number, nats, found.bits_per_byte, found.perplexity, count]
     if config.format == "jsonl" or config.tokens:
         shown = text.data[: 4 * _SHOWN_CHARACTERS].decode(errors="replace").rstrip("\r\n")[:_SHOWN_CHARACTERS]
-        say(json.dumps(dict(zip(_COLUMNS, values, strict=True)) | {"text_begins": shown} | more) + "\n")
+        print(json.dumps(dict(zip(_COLUMNS, values, strict=True)) | {"text_begins": shown} | more), flush=True)
     else:
         _print_row(["" if v is None else f"{v:.6f}" if isinstance(v, float) else str(v) for v in values])
 
 
 def _print_row(cells: list[str]) -> None:
-    if is_terminal(sys.stdout):
-        say("  ".join(cell.rjust(width) for cell, width in zip(cells, _COLUMNS.values(), strict=True)) + "\n")
+    if sys.stdout.isatty():
+        print("  ".join(cell.rjust(width) for cell, width in zip(cells, _COLUMNS.values(), strict=True)), flush=True)
     else:
-        say("\t".join(cells) + "\n")
+        print("\t".join(cells), flush=True)
 
 
 def _sum_up(scores: list[TextScore | None], settings: dict[str, Any]) -> None:
@@ -155,4 +155,4 @@ def _sum_up(scores: list[TextScore | None], settings: dict[str, Any]) -> None:
     said = [f"{len(scores):,} texts", f"{total.predictions:,} tokens"]
     said += [written.format(value) for written, value in figures.items() if value is not None]
     read = ", ".join(f"{name} {'null' if value is None else value}" for name, value in settings.items())
-    note(f"score    {', '.join(said)}\nread     {read}")
+    print(f"score    {', '.join(said)}\nread     {read}", file=sys.stderr, flush=True)

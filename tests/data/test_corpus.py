@@ -1,4 +1,7 @@
-import hashlib
+"""Corpora: built once, opened from then on, from any text, whatever happens meanwhile."""
+
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -6,26 +9,31 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from transformer_xl.commands.compose import compose
 from transformer_xl.data import build as building
-from transformer_xl.data import corpus, files, flat
+from transformer_xl.data import files, flat
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
-from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
-from transformer_xl.errors import UserError, locked
+from transformer_xl.data_config import StdlibConfig, StoredConfig, TextConfig, TokensConfig
+from transformer_xl.errors import UserError
 from transformer_xl.settings import plain, replace
 
 TextConfigs = Callable[..., TextConfig]
-PublishedConfigs = Callable[..., PublishedConfig]
-Tokenizer = Literal["byte", "char", "word", "wikitext"]
-NEWLINES: tuple[Literal["keep"], Literal["drop"]] = ("keep", "drop")
+TokensConfigs = Callable[..., TokensConfig]
+SPLITS = ("train", "valid", "test")
 TEXT = "".join(f"line {number} of the text, \u00e9\n" for number in range(100))
+ODD = (
+    "tabs\tand\r\nline ends\rof\nall kinds \U0001f600\U0001f468\u200d\U0001f469 e\u0301 \u4ed6\u8bf4 \x00 <eod>|"
+    + "x" * 3000
+)
+WITH_DOCUMENTS = {"documents": "record", "reset_memory": "document"}
 
 
 @pytest.fixture
@@ -34,64 +42,41 @@ def config(tmp_path: Path, text_config: TextConfigs) -> TextConfig:
     return text_config(tmp_path / "a.txt")
 
 
-def opened(config: TextConfig | StdlibConfig | PublishedConfig) -> tuple[Corpus, list[str]]:
+def opened(config: StoredConfig, *, seed: int = 0) -> tuple[Corpus, list[str]]:
     lines: list[str] = []
-    return open_corpus(config, announce=lines.append, seed=0), lines
+    return open_corpus(config, announce=lines.append, seed=seed), lines
 
 
-def left(config: TextConfig) -> list[str]:
-    """What builders left, but for locks."""
+def text_of(corpus: Corpus, *splits: str) -> str:
+    return "".join(corpus.vocabulary.decode(corpus.tokens[split][:]) for split in splits or SPLITS)
+
+
+def documents_of(corpus: Corpus, split: str = "train") -> list[str]:
+    """Return the text of each document, without its end."""
+    edges = [*corpus.starts[split][:].tolist(), len(corpus.tokens[split])]
+    texts = [corpus.vocabulary.decode(corpus.tokens[split][start:stop]) for start, stop in pairwise(edges)]
+    return [text.removesuffix("<eod>") for text in texts]
+
+
+def left(config: StoredConfig) -> list[str]:
+    """Return what builders left, but for locks."""
     return [path.name for path in Path(config.cache_dir).iterdir() if not path.name.startswith(".lock-")]
 
 
-def states(folder: Path) -> dict[str, tuple[int, int]]:
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("tokenizer", ["byte", "char"])
-def test_the_splits_are_the_text(tokenizer: Literal["byte", "char"], config: TextConfig) -> None:
-    found, lines = opened(replace(config, tokenizer=tokenizer))
-    assert "".join(found.vocabulary.decode(found.splits[split]) for split in ("train", "valid", "test")) == TEXT
-    assert found.counts() == {split: len(tokens) for split, tokens in found.splits.items()}
-    assert len(lines) == 2
-    assert f"{sum(found.counts().values()):,} tokens" in lines[1]
-    assert found.name == "text"
-    assert all(not tokens.flags.writeable for tokens in found.splits.values())
-    assert found.splits["train"].dtype == np.uint8
+# --- token files ---
 
 
 def test_a_ready_cache_is_opened_and_not_touched(config: TextConfig) -> None:
-    first, _ = opened(config)
-    before = states(first.folder)
-    second, lines = opened(config)
+    first, lines = opened(config)
+    assert len(lines) == 2
+    assert f"{sum(first.counts().values()):,} tokens" in lines[1]
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in first.folder.iterdir()}
+    second, lines = opened(replace(config, batch_size=1, segment_len=1))
     assert lines == []
-    assert states(second.folder) == before
+    assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in first.folder.iterdir()} == before
     assert second.fingerprint == first.fingerprint
-    names = ["corpus.json", "sources.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json"]
-    assert sorted(before) == names
+    assert sorted(before) == ["corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json"]
     assert left(config) == [first.folder.name]
-
-
-def test_the_sidecar_says_what_the_files_are(config: TextConfig, tmp_path: Path) -> None:
-    found, _ = opened(config)
-    sidecar = json.loads((found.folder / "corpus.json").read_text())
-    status, checksum = (tmp_path / "a.txt").stat(), hashlib.sha256(TEXT.encode()).hexdigest()
-    assert json.loads((found.folder / "sources.json").read_text()) == [
-        {"path": "a.txt", "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": checksum}
-    ]
-    assert sidecar["settings"]["tokenizer"] == "byte"
-    assert (sidecar["format"], sidecar["dtype"]) == (3, "uint8")
-    for split, tokens in found.counts().items():
-        assert sidecar["splits"][split] == {
-            "tokens": tokens,
-            "unknown": 0,
-            "text_bytes": tokens,
-            "documents": 1,
-            "lost_bytes": 0,
-        }
-    assert sidecar["vocabulary"] == {"kind": "byte", "size": 256, "hash": found.vocabulary.hash()}
-    listed = hashlib.sha256(f"{checksum}  a.txt\n".encode()).hexdigest()
-    assert found.fingerprint == (1, len(TEXT.encode()), listed)
 
 
 def test_a_changed_byte_is_seen(config: TextConfig, tmp_path: Path) -> None:
@@ -102,8 +87,8 @@ def test_a_changed_byte_is_seen(config: TextConfig, tmp_path: Path) -> None:
     assert len(lines) == 2
     assert after.folder == before.folder
     assert after.fingerprint.sha256 != before.fingerprint.sha256
-    assert bytes(after.splits["train"][:6].tolist()) == b"LINE 0"
-    assert bytes(before.splits["train"][:6].tolist()) == b"line 0", "what is mapped stays readable"
+    assert bytes(after.tokens["train"][:6].tolist()) == b"LINE 0"
+    assert bytes(before.tokens["train"][:6].tolist()) == b"line 0", "what is mapped stays readable"
     assert left(config) == [after.folder.name]
 
 
@@ -111,7 +96,7 @@ def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Pat
     folder = tmp_path / "texts"
     folder.mkdir()
     (tmp_path / "a.txt").rename(folder / "a.txt")
-    config = replace(config, path=str(folder))
+    config = replace(config, path=str(folder), cache_dir=str(folder / "cache"))  # inside the text folder
     changes: list[Callable[[], object]] = [
         lambda: os.utime(folder / "a.txt", ns=(7, 7)),
         lambda: (folder / "a.txt").write_text(TEXT * 2),
@@ -125,107 +110,30 @@ def test_a_new_mtime_or_length_or_file_is_seen(config: TextConfig, tmp_path: Pat
 
 
 def test_other_settings_have_a_folder_of_their_own(config: TextConfig) -> None:
-    changed = [
-        config,
-        replace(config, tokenizer="char"),
-        replace(config, valid_fraction=0.2),
-        replace(config, test_fraction=0.2),
-    ]
+    changed = [config, replace(config, tokenizer="char"), replace(config, valid_fraction=0.2)]
     folders = [opened(one)[0].folder for one in changed]
-    assert len(set(folders)) == 4
+    assert len(set(folders)) == 3
     assert all(folder.name.startswith("text-") and len(folder.name) == len("text-") + 12 for folder in folders)
-    assert opened(replace(config, batch_size=1, segment_len=1))[1] == []
 
 
-def test_another_format_is_rebuilt(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(config)
-    monkeypatch.setattr(building, "FORMAT", 4)
-    monkeypatch.setattr(corpus, "FORMAT", 4)
-    assert len(opened(config)[1]) == 2
-
-
-def with_split(sidecar: dict[str, Any], **values: object) -> object:
-    return sidecar | {"splits": sidecar["splits"] | {"train": sidecar["splits"]["train"] | values}}
-
-
-HOSTILE: list[Callable[[dict[str, Any]], object]] = [
-    lambda sidecar: "",
-    lambda sidecar: [],
-    lambda sidecar: None,
-    lambda sidecar: {},
-    lambda sidecar: sidecar | {"format": 4},
-    lambda sidecar: sidecar | {"splits": None},
-    lambda sidecar: with_split(sidecar, tokens=1),
-    lambda sidecar: with_split(sidecar, tokens=-1),
-    lambda sidecar: with_split(sidecar, tokens=True),
-    lambda sidecar: with_split(sidecar, tokens=10**30),
-    lambda sidecar: with_split(sidecar, tokens=1e300),
-    lambda sidecar: with_split(sidecar, unknown=[]),
-    lambda sidecar: with_split(sidecar, text_bytes="1"),
-    lambda sidecar: sidecar | {"dtype": "object"},
-    lambda sidecar: sidecar | {"listing": {"path": 1}},
-    lambda sidecar: sidecar | {"files": [1]},
-    lambda sidecar: sidecar | {"files": {}},
-    lambda sidecar: sidecar | {"vocabulary": {"hash": "0"}},
-    lambda sidecar: sidecar | {"fingerprint": {"files": 1, "bytes": "2", "sha256": 3}},
-    lambda sidecar: sidecar | {"settings": "x"},
-]
-
-
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_a_hostile_sidecar_is_no_cache(number: int, config: TextConfig) -> None:
-    found, _ = opened(config)
-    sidecar = json.loads((found.folder / "corpus.json").read_text())
-    (found.folder / "corpus.json").write_text(json.dumps(HOSTILE[number](sidecar)))
-    assert [len(opened(config)[1]) for _ in range(2)] == [2, 0]
-
-
-@pytest.mark.parametrize("written", [b"", b"{", b"\xff\x00", b"[" * 100_000, b"\x80\x04cos\nsystem\n."])
-@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.json"])
-def test_broken_json_is_no_cache(written: bytes, name: str, config: TextConfig) -> None:
-    found, _ = opened(config)
-    (found.folder / name).write_bytes(written)
-    again, lines = opened(config)
-    assert len(lines) == 2
-    assert again.counts() == found.counts()
-
-
-@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.json", "train.bin", "valid.bin", "test.bin"])
-def test_a_missing_or_short_or_long_file_is_no_cache(name: str, config: TextConfig) -> None:
-    found, _ = opened(config)
-    path = found.folder / name
+@pytest.mark.parametrize("name", ["corpus.json", "train.bin"])
+def test_a_missing_or_damaged_file_is_no_cache(name: str, config: TextConfig) -> None:
+    path = opened(config)[0].folder / name
     expected = path.read_bytes()
-    for damaged in (None, expected[:-2], expected + b"x"):
+    sidecar = json.loads(expected) if name == "corpus.json" else {}
+    for damaged in (None, b"", b"[" * 100_000, expected[:-2], json.dumps({**sidecar, "splits": None}).encode()):
         path.unlink()
         if damaged is not None:
             path.write_bytes(damaged)
-        assert len(opened(config)[1]) == 2
+        assert [len(opened(config)[1]) for _ in range(2)] == [2, 0]
         assert path.read_bytes() == expected
-
-
-def test_whatever_stands_in_the_folders_place_is_replaced(config: TextConfig, tmp_path: Path) -> None:
-    folder = opened(config)[0].folder
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/kept").touch()
-    puts: list[Callable[[], None]] = [
-        folder.touch,
-        folder.mkdir,
-        lambda: folder.symlink_to(tmp_path / "elsewhere"),
-    ]
-    for put in puts:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            path.unlink()
-        folder.rmdir()
-        put()
-        assert len(opened(config)[1]) == 2
-    assert (tmp_path / "elsewhere/kept").exists()
+    assert len(opened(replace(config, rebuild=True))[1]) == 2
 
 
 BUILD = """
-import dataclasses, json, os, pathlib, sys, time
+import json, os, sys, time
 from transformer_xl.data_config import TextConfig
 from transformer_xl.data import build as building
-from transformer_xl.errors import locked
 config = TextConfig(**json.loads(sys.argv[1]))
 """
 
@@ -240,47 +148,30 @@ def test_builders_at_the_same_time_all_succeed(config: TextConfig, tmp_path: Pat
     (tmp_path / "a.txt").write_text(TEXT * 30)
     code = """
 lines = []
-rename = building.put_in_place
+write = building.write_sidecar
 def late(*arguments, **named):
     time.sleep(0.5)  # the others come meanwhile
-    rename(*arguments, **named)
-building.put_in_place = late
+    write(*arguments, **named)
+building.write_sidecar = late
 found = building.open_corpus(config, announce=lines.append, seed=0)
-print(sum(int(tokens[:].sum()) for tokens in found.splits.values()), found.fingerprint)
+print(sum(int(tokens[:].sum()) for tokens in found.tokens.values()), found.fingerprint)
 print(json.dumps(lines), file=sys.stderr)
 """
     builders = [python(code, config) for _ in range(3)]
     results = [builder.communicate(timeout=60) for builder in builders]
     assert [builder.returncode for builder in builders] == [0, 0, 0], results
     assert len({output for output, _ in results}) == 1
-    said = [json.loads(errors) for _, errors in results]
-    assert sum("turning" in str(lines) for lines in said) == 1, "one builds"
+    assert sum("turning" in str(json.loads(errors)) for _, errors in results) == 1, "one builds"
     found, lines = opened(config)
     assert lines == []
     assert left(config) == [found.folder.name]
 
 
-def test_who_finds_a_builder_at_work_says_so_and_waits(config: TextConfig, tmp_path: Path) -> None:
-    lines: list[str] = []
-    with locked(tmp_path / "lock", lines.append, "waiting"):
-        code = """
-say = lambda line: print(line, flush=True)
-with locked(pathlib.Path(config.path).with_name("lock"), say, "I wait"):
-    print("mine")
-"""
-        other = python(code, config)
-        assert other.stdout is not None
-        assert other.stdout.readline() == "I wait\n"
-    assert other.communicate(timeout=60)[0] == "mine\n"
-    assert lines == []
-
-
-@pytest.mark.parametrize("at", ["write_sidecar", "put_in_place", "file_sha256"])
+@pytest.mark.parametrize("at", ["building.write_sidecar", "building.os.rename"])
 def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig) -> None:
-    code = (
-        f"building.{at} = lambda *a, **k: os.kill(os.getpid(), 9)\nbuilding.open_corpus(config, announce=print, seed=0)"
+    builder = python(
+        f"{at} = lambda *a, **k: os.kill(os.getpid(), 9)\nbuilding.open_corpus(config, announce=print, seed=0)", config
     )
-    builder = python(code, config)
     builder.communicate(timeout=60)
     assert builder.returncode == -signal.SIGKILL
     (name,) = left(config)
@@ -292,21 +183,8 @@ def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig
 
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
-    with pytest.raises(UserError, match=r"at byte 80, .*not UTF-8"):
+    with pytest.raises(UserError, match=r"at byte 80 .*not UTF-8"):
         opened(replace(config, tokenizer="char"))
-    assert left(config) == []
-
-
-def test_a_source_that_changes_during_the_build_is_refused(
-    config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def touching(path: Path) -> str:
-        os.utime(tmp_path / "a.txt", (3, 3))
-        return "00"
-
-    monkeypatch.setattr(building, "file_sha256", touching)
-    with pytest.raises(UserError, match=r"data\.path is .*'a\.txt' changed while it was read"):
-        opened(config)
     assert left(config) == []
 
 
@@ -316,110 +194,168 @@ def test_a_cache_that_cannot_be_written_is_named(cache_dir: str, config: TextCon
         opened(replace(config, cache_dir=cache_dir))
 
 
-def test_a_full_disk_is_named(config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(building.Encoder, "write", full)
-    with pytest.raises(UserError, match=r"data\.cache_dir is .*No space left on device"):
-        opened(config)
-    assert left(config) == []
-
-
-def test_the_cache_may_lie_in_the_home_folder(
-    config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert opened(replace(config, cache_dir="~/c"))[0].folder.parent == tmp_path / "home/c"
+def test_token_files_that_are_cut_short_under_a_run_are_named(config: TextConfig) -> None:
+    found, _ = opened(config)
+    lanes = found.lanes("train", batch_size=2, segment_len=5, evaluation=False)
+    lanes.read(epoch=0, lanes=range(2), start=0, stop=5)
+    os.truncate(found.folder / "train.bin", 100)
+    with pytest.raises(UserError, match=r"train\.bin' was cut short while it was read: data\.rebuild=true builds it"):
+        lanes.read(epoch=0, lanes=range(2), start=5, stop=10)
+    assert len(opened(config)[1]) == 2, "it is built again"
 
 
-def test_a_cache_inside_the_text_folder_changes_nothing(config: TextConfig, tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "a.txt").write_text(TEXT)
-    inside = replace(config, path=str(folder), cache_dir=str(folder / "cache"))
-    assert [len(opened(inside)[1]) for _ in range(2)] == [2, 0]
+# --- text ---
 
 
-def test_unknown_words_are_counted_and_announced(tmp_path: Path, published_config: PublishedConfigs) -> None:
-    folder = tmp_path / "wikitext103"
-    folder.mkdir()
-    (folder / "wiki.train.tokens").write_text(" \n = A = \n the cat <unk> the\n")
-    (folder / "wiki.valid.tokens").write_text(" the dog <unk>\n")
-    (folder / "wiki.test.tokens").write_text(" a\n b\n the\n")
-    found, lines = opened(published_config("wikitext103"))
-    assert found.unknown == opened(published_config("wikitext103"))[0].unknown == {"train": 0, "valid": 1, "test": 2}
-    assert "; outside the vocabulary, now <unk>: valid 1 (25.0 %), test 2 (33.3 %)" in lines[-1]
-    assert found.vocabulary.decode(found.splits["valid"]) == "the <unk> <unk>\n"
-    assert found.counts() == {"train": 10, "valid": 4, "test": 6}
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_any_text_comes_back_from_its_tokens(tokenizer: str, tmp_path: Path, text_config: TextConfigs) -> None:
+    (tmp_path / "a.txt").write_bytes(ODD.encode())
+    found, _ = opened(text_config(tmp_path / "a.txt", tokenizer=tokenizer))
+    assert text_of(found) == ODD
+    assert sum(found.text_bytes.values()) == len(ODD.encode())
 
 
-SPACED = "\u6211 \u559c\u6b22 \u5403 \u82f9\u679c \u3002\n"
-UNSPACED = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\n"
-
-
-@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
-@pytest.mark.parametrize(
-    ("text", "refused"), [(TEXT, False), (SPACED, False), (UNSPACED, True), ("x" * 30 + "\n", True), ("\n", False)]
-)
-def test_words_without_blanks_are_refused(
-    text: str, refused: bool, tokenizer: Tokenizer, config: TextConfig, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
-    config = replace(config, tokenizer=tokenizer)
-    if refused and tokenizer in ("word", "wikitext"):
-        with pytest.raises(UserError, match=rf"data\.tokenizer is '{tokenizer}', .* few blanks .*: use char or bpe"):
-            opened(config)
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("rule", ["file", "blank_line", "marker"])
+def test_documents_are_found_in_every_form(rule: str, tokenizer: str, tmp_path: Path, text_config: TextConfigs) -> None:
+    documents = [f"document {number % 7}\nends here\n" for number in range(30)]
+    path = tmp_path / "texts"
+    path.mkdir()
+    if rule == "file":
+        for number, document in enumerate(documents):
+            (path / f"{number:03}.txt").write_text(document)
     else:
-        opened(config)
+        (path / "a.txt").write_text(("\n" if rule == "blank_line" else "<|end|>\n").join(documents))
+    marker = "<|end|>" if rule == "marker" else None
+    how = {**WITH_DOCUMENTS, "documents": rule, "document_marker": marker}
+    found, _ = opened(text_config(path, tokenizer=tokenizer, **how))
+    kept = [text.rstrip("\n") + "\n" for split in SPLITS for text in documents_of(found, split)]
+    assert kept == documents
+    lanes = found.lanes("train", batch_size=1, segment_len=5, evaluation=False)
+    segment = lanes.read(epoch=0, lanes=range(1), start=0, stop=lanes.lane_len)
+    assert np.flatnonzero(segment.resets_BT[0]).tolist() == found.starts["train"][:].tolist()
+
+
+def test_one_document_has_no_end_and_ends_may_be_left_out(tmp_path: Path, text_config: TextConfigs) -> None:
+    (tmp_path / "a.txt").write_text("one\n" * 30)
+    (tmp_path / "folder").mkdir()
+    for name in "abc":
+        (tmp_path / "folder" / name).write_text(f"{name}\n" * 10)
+    assert opened(text_config(tmp_path / "a.txt", **WITH_DOCUMENTS))[0].vocabulary.size == 256
+    several = text_config(tmp_path / "folder", **WITH_DOCUMENTS)
+    assert opened(several)[0].vocabulary.size == 257
+    plain, _ = opened(replace(several, end_of_document=False))
+    assert plain.vocabulary.size == 256
+    assert plain.counts()["train"] == plain.text_bytes["train"]
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
-@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("window", [1, 1 << 20])
 def test_line_ends_may_be_dropped(
-    tokenizer: Tokenizer, chunk_bytes: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: str, window: int, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flat, "WINDOW", chunk_bytes)
+    monkeypatch.setattr(flat, "WINDOW", window)
     text = "one\ntwo\r\nthree\rfour \u2028\x0b\x85\n\n" * 9
     (tmp_path / "a.txt").write_bytes(text.encode())
     config = replace(config, tokenizer=tokenizer)
-    kept, dropped = (opened(replace(config, newline=newline))[0] for newline in NEWLINES)
-    for found, expected in ((kept, text), (dropped, text.replace("\r", "").replace("\n", ""))):
-        assert "".join(map(found.vocabulary.decode, found.splits.values())) == expected
+    newlines: tuple[Literal["keep"], Literal["drop"]] = ("keep", "drop")
+    kept, dropped = (opened(replace(config, newline=newline))[0] for newline in newlines)
+    assert (text_of(kept), text_of(dropped)) == (text, text.replace("\r", "").replace("\n", ""))
     assert kept.vocabulary.size - dropped.vocabulary.size == (2 if tokenizer == "char" else 0)
-    assert kept.folder != dropped.folder
 
 
-def test_a_split_without_a_byte_opens_and_is_refused_when_used(config: TextConfig) -> None:
-    config = replace(config, valid_fraction=0.0)
+@pytest.mark.parametrize("text", ["\u4eca\u5929\u5929\u6c14\u5f88\u597d\n", "x" * 30 + "\n"])
+def test_words_without_blanks_are_refused(text: str, config: TextConfig, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
+    with pytest.raises(UserError, match=r"data\.tokenizer is 'word', .* few blanks .*: use char or bpe"):
+        opened(replace(config, tokenizer="word"))
+
+
+def test_an_empty_split_is_refused_when_it_is_used(config: TextConfig) -> None:
     for _ in range(2):
-        found, _ = opened(config)
+        found, _ = opened(replace(config, valid_fraction=0.0))
         assert found.counts()["valid"] == 0
     with pytest.raises(UserError, match="valid split has 0 tokens"):
         found.lanes("valid", batch_size=2, segment_len=5, evaluation=True)
 
 
-def test_lanes_of_a_corpus(config: TextConfig) -> None:
+def test_files_that_are_too_long_for_an_evaluation_are_cut(tmp_path: Path, text_config: TextConfigs) -> None:
+    for split in SPLITS:
+        (tmp_path / f"{split}.txt").write_text("some words\n" * 100)
+    found, _ = opened(text_config(tmp_path, tokenizer="word", max_eval_tokens=50))
+    assert found.counts() == {"train": 300, "valid": 50, "test": 50}
+
+
+def test_the_standard_library_by_documents(stdlib_config: StdlibConfig) -> None:
+    plain, _ = opened(stdlib_config)
+    assert sum(plain.counts().values()) == plain.fingerprint.bytes
+    assert plain.fingerprint.files > 100
+    found, _ = opened(replace(stdlib_config, documents="file", reset_memory="document", order="shuffled"))
+    documents = sum(map(len, found.starts.values()))
+    assert sum(found.counts().values()) == sum(plain.counts().values()) + documents
+
+
+def test_ids_are_split_by_files_or_by_each_documents_hash(tmp_path: Path, tokens_config: TokensConfigs) -> None:
+    for split, value in (("train", 1), ("valid", 2), ("test", 3)):
+        (tmp_path / f"{split}.txt").write_text(f"{value} " * 20)
+    found, _ = opened(tokens_config(tmp_path, end_of_document=False))
+    assert [set(found.tokens[split][:].tolist()) for split in SPLITS] == [{1}, {2}, {3}]
+    rows = [[number % 7, number // 7, 9] for number in range(49)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tokens_config(tmp_path / "rows.jsonl", split="hash", valid_fraction=0.3, test_fraction=0.3)
+    by_hash, _ = opened(config)
+    documents = [{tuple(row) for row in by_hash.tokens[split][:].reshape(-1, 4).tolist()} for split in SPLITS]
+    assert set().union(*documents) == {(*row, 10) for row in rows}
+    assert min(map(len, documents)) > 5
+
+
+def test_ids_with_a_vocabulary(tmp_path: Path, tokens_config: TokensConfigs, text_config: TextConfigs) -> None:
+    (tmp_path / "a.txt").write_text("a b c a b\n" * 20)
+    text, _ = opened(text_config(tmp_path / "a.txt", tokenizer="word", valid_fraction=0.0, test_fraction=0.0))
+    text.vocabulary.save(tmp_path / "words.json")
+    np.save(tmp_path / "ids.npy", text.tokens["train"][:])
+    vocabulary = str(tmp_path / "words.json")
+    config = tokens_config(tmp_path / "ids.npy", vocab_size=None, vocabulary=vocabulary, test_fraction=0.0)
     found, _ = opened(config)
-    training = found.lanes("train", batch_size=3, segment_len=5, evaluation=False)
-    assert isinstance(training, CorpusLanes)
-    assert training.read(epoch=0, lanes=range(1), start=0, stop=4).tokens_BT.tolist() == [list(b"line")]
-    evaluating = found.lanes("train", batch_size=3, segment_len=5, evaluation=True)
-    assert evaluating.predictions == found.counts()["train"] - 1
-    with pytest.raises(UserError, match=r"data\.batch_size is 3000"):
-        found.lanes("train", batch_size=3000, segment_len=5, evaluation=False)
+    assert text_of(found, "train").startswith("a b c a b\n")
+    text.vocabulary.with_end_of_document().save(tmp_path / "words.json")
+    again, lines = opened(config)
+    assert len(lines) == 2, "another vocabulary makes another corpus"
+    assert again.vocabulary.size == found.vocabulary.size + 1
 
 
-def test_the_standard_library_opens(stdlib_config: StdlibConfig) -> None:
-    found, _ = opened(stdlib_config)
-    assert sum(found.counts().values()) == found.fingerprint.bytes
-    assert found.fingerprint.files > 100
-    assert found.vocabulary.size == 256
+@pytest.mark.parametrize(
+    ("content", "changes", "note"),
+    [
+        (b"a\nb\n", {"documents": "record", "order": "shuffled"}, "nothing to shuffle"),
+        (b"a\xffb\n", {"tokenizer": "char", "errors": "replace"}, "put U+FFFD in 100 places"),
+        (b"a  b\n", {"tokenizer": "word"}, "% of the text's bytes do not come back from the word tokenizer"),
+    ],
+)
+def test_what_is_unusual_is_said(
+    content: bytes, changes: dict[str, object], note: str, tmp_path: Path, text_config: TextConfigs
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content * 100)
+    _, lines = opened(text_config(tmp_path / "a.txt", **changes))
+    assert sum(note in line for line in lines) == 1, lines
+
+
+def test_a_corpus_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = tmp_path / "poems_of_mine.py"
+    plugin.write_text((Path(__file__).parents[2] / "examples/parts/verses.py").read_text().replace("verses", "poems"))
+    config: Any = compose("data=poems", "data.tokenizer=word", "data.poems=40", plugins=[str(plugin)])
+    found, _ = opened(config.data)
+    assert documents_of(found)[1] == "verse number 1\nand so it ends\n"
+    assert found.counts() == {"train": 400, "valid": 100, "test": 100}
+    assert opened(config.data)[1] == [], "it is built once"
+    other, _ = opened(replace(config.data, poems=20))
+    assert other.fingerprint.sha256 != found.fingerprint.sha256
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
 def test_memory_does_not_grow_with_the_text(
-    tokenizer: Tokenizer, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: str, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat, "WINDOW", 1 << 14)
     monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 14)
@@ -439,13 +375,3 @@ def test_memory_does_not_grow_with_the_text(
     shorter = peak(50)  # one line of 0.1 MB
     # and of 1 MB; once more where a thread that another test left behind took memory meanwhile
     assert any(peak(repeats) < shorter + 50_000 for repeats in (400, 401, 402))
-
-
-def test_token_files_that_are_cut_short_under_a_run_are_named(config: TextConfig) -> None:
-    found, _ = opened(config)
-    lanes = found.lanes("train", batch_size=2, segment_len=5, evaluation=False)
-    lanes.read(epoch=0, lanes=range(2), start=0, stop=5)
-    os.truncate(found.folder / "train.bin", 100)
-    with pytest.raises(UserError, match=r"train\.bin' was cut short while it was read: data\.rebuild=true builds it"):
-        lanes.read(epoch=0, lanes=range(2), start=5, stop=10)
-    assert len(opened(config)[1]) == 2, "it is built again"

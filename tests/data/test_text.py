@@ -10,8 +10,6 @@ import io
 import json
 import lzma
 import os
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from transformer_xl.data import files, text
-from transformer_xl.data.files import Source, SourceFile, describe, list_files, read_bytes, source_of
+from transformer_xl.data.files import Source, as_named, describe, list_files, read_bytes
 from transformer_xl.data.text import TextReader
 from transformer_xl.errors import UserError
 
@@ -36,9 +34,9 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def written(path: Path, data: bytes) -> SourceFile:
+def written(path: Path, data: bytes, **how: str) -> Source:
     path.write_bytes(data)
-    return describe(path, name=path.name)
+    return describe(path, name=path.name)._replace(**how)  # type: ignore[arg-type]
 
 
 def documents_of(source: Source, *, documents: str = "record", **options: Any) -> list[bytes]:
@@ -61,92 +59,33 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 @pytest.mark.parametrize("kind", PACKERS)
 def test_each_packing_also_in_several_streams(kind: str, tmp_path: Path, chunks: int) -> None:
     pack, half = PACKERS[kind], TEXT[: len(TEXT) // 2]
-    file = written(tmp_path / "a", pack(half) + pack(TEXT[len(half) :]))
-    assert b"".join(read_bytes(Source(file=file, compression=kind))) == TEXT
-    limited = Source(file=file, compression=kind, limit=len(TEXT) - 1)
-    with pytest.raises(UserError, match=rf"a' holds more than {len(TEXT) - 1:,} bytes when unpacked"):
-        list(read_bytes(limited))
+    source = written(tmp_path / "a", pack(half) + pack(TEXT[len(half) :]), compression=kind)
+    assert b"".join(read_bytes(source)) == TEXT
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-@pytest.mark.parametrize("damage", ["cut", "trailing", "flipped", "second", "empty"])
-def test_a_damaged_file_is_refused_by_name(kind: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     packed = PACKERS[kind](TEXT)
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 0x55
-    if kind == "zstd" and damage in ("flipped", "second"):
-        pytest.skip("its frames need not have a checksum")
-    data = {
-        "cut": packed[:-9],
-        "trailing": packed + b"no packed stream",
-        "flipped": bytes(flipped),
-        "second": packed + bytes(flipped),
-        "empty": b"",
-    }[damage]
-    with pytest.raises(UserError, match=rf"a' (cannot be read as {kind}; it is damaged or cut off|is empty)"):
-        list(read_bytes(Source(file=written(tmp_path / "a", data), compression=kind)))
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return file.getvalue()
-
-
-def tarred(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, data in members.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            archive.addfile(header, io.BytesIO(data))
-    return file.getvalue()
-
-
-def test_a_member_of_a_zip(tmp_path: Path) -> None:
-    file = written(tmp_path / "a.zip", zipped({"x/it": TEXT, "../up": b"evil"}))
-    assert documents_of(Source(file=file, member="x/it", limit=len(TEXT))) == [TEXT]
-    with pytest.raises(UserError, match=r"'x/it' in .*a\.zip' holds more than 10 bytes"):
-        documents_of(Source(file=file, member="x/it", limit=10))
-    with pytest.raises(UserError, match=r"'none' in .*a\.zip' cannot be read as zip"):
-        documents_of(Source(file=file, member="none"))
-    damaged = bytearray(file.path.read_bytes())
-    damaged[60] ^= 0xFF
-    with pytest.raises(UserError, match=r"'x/it' in .*cannot be read as zip; it is damaged"):
-        documents_of(Source(file=written(tmp_path / "b.zip", bytes(damaged)), member="x/it"))
-
-
-def test_members_of_a_tar_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
-    packed = tarred({"./a": b"a\n" * 9, "other": b"1", "b": b"b\n" * 9})
-    file = written(tmp_path / "a.tgz", packed)
-    (tmp_path / "out").mkdir()
-    sources = [Source(file=file, member=name, limit=100) for name in ("b", "a")]
-    found = files.unpack_tar(sources, folder=tmp_path / "out")
-    assert [b"".join(read_bytes(source)) for source in found] == [b"b\n" * 9, b"a\n" * 9]
-    with pytest.raises(UserError, match=r"a\.tgz' does not hold none, which it should, or is cut off"):
-        files.unpack_tar([Source(file=file, member="none")], folder=tmp_path / "out")
-    with pytest.raises(UserError, match="holds more than 3 bytes"):
-        files.unpack_tar([Source(file=file, member="a", limit=3)], folder=tmp_path / "out")
-    for damaged in (packed[:-20], packed[:-6] + b"xx" + packed[-4:]):
-        broken = Source(file=written(tmp_path / "b.tgz", damaged), member="a")
-        with pytest.raises(UserError, match=r"b\.tgz' cannot be read as tar; it is damaged or cut off"):
-            files.unpack_tar([broken], folder=tmp_path / "out")
+    damaged = [packed[:-9], packed + b"no packed stream"]
+    if kind != "zstd":  # its frames need not have a checksum
+        damaged += [bytes(flipped), packed + bytes(flipped)]
+    for data in damaged:
+        with pytest.raises(UserError, match=rf"a' cannot be read as {kind}; it is damaged or cut off"):
+            list(read_bytes(written(tmp_path / "a", data, compression=kind)))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "gb18030", "utf-16", "utf-16-be", "shift_jis", "latin-1"])
 def test_encodings(encoding: str, tmp_path: Path, chunks: int) -> None:
     content = "abc \u00e9\r\n\n" if encoding == "latin-1" else "\u65e5\u672c a\r\n\n"
-    file = written(tmp_path / "a", (content * 9).encode(encoding))
-    assert documents_of(Source(file=file), encoding=encoding) == [(content * 9).encode()]
+    source = written(tmp_path / "a", (content * 9).encode(encoding))
+    assert documents_of(source, encoding=encoding) == [(content * 9).encode()]
 
 
 def test_a_wrong_byte_is_refused_with_its_place_or_replaced(tmp_path: Path, chunks: int) -> None:
-    source = Source(file=written(tmp_path / "a.txt", b"one\ntw\xffo\nthree \xe6\x9d"))
-    with pytest.raises(
-        UserError, match=r"a\.txt' at byte 6, counted from 0, in line 2, has the byte 0xff, .* not UTF-8"
-    ):
+    source = written(tmp_path / "a.txt", b"one\ntw\xffo\nthree \xe6\x9d")
+    with pytest.raises(UserError, match=r"a\.txt' at byte 6 has the byte 0xff, .* not UTF-8"):
         documents_of(source)
     reader = TextReader(documents="none", errors="replace")
     assert b"".join(piece.data for piece in reader.read(source)) == "one\ntw\ufffdo\nthree \ufffd".encode()
@@ -156,36 +95,18 @@ def test_a_wrong_byte_is_refused_with_its_place_or_replaced(tmp_path: Path, chun
 
 @pytest.mark.parametrize("any_bytes", [True, False])
 def test_a_byte_order_mark_is_left_out(any_bytes: bool, tmp_path: Path, chunks: int) -> None:
-    plain = Source(file=written(tmp_path / "a", codecs.BOM_UTF8 + b"ab\xef\xbb\xbf"))
+    plain = written(tmp_path / "a", codecs.BOM_UTF8 + b"ab\xef\xbb\xbf")
     assert documents_of(plain, any_bytes=any_bytes) == [b"ab\xef\xbb\xbf"]
-    lines = Source(file=written(tmp_path / "b", codecs.BOM_UTF8 + b'{"t": "x"}\n'), format="jsonl", field="t")
+    lines = written(tmp_path / "b", codecs.BOM_UTF8 + b'{"t": "x"}\n', format="jsonl", field="t")
     assert documents_of(lines) == [b"x"]
 
 
 def test_json_lines(tmp_path: Path, chunks: int) -> None:
     texts = ["a\nb", "", "\u4e2d\u2028x", "\ud83d\ude00"]
     content = "\n\n".join(json.dumps({"id": 1, "t": one}) for one in texts)
-    source = Source(file=written(tmp_path / "a", content.encode()), format="jsonl", field="t")
+    source = written(tmp_path / "a", content.encode(), format="jsonl", field="t")
     assert documents_of(source) == [one.encode("utf-16", "surrogatepass").decode("utf-16").encode() for one in texts]
     assert documents_of(source, documents="file") == [b"a\nb\n\n\xe4\xb8\xad\xe2\x80\xa8x\n\xf0\x9f\x98\x80\n"]
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("{", "line 2, is no JSON"),
-        ('{"t": "a"} {"t": "b"}', "line 2, is no JSON"),
-        ("[1]", "line 2, has no key 't' but none"),
-        ('{"a": 1, "b": 2}', "line 2, has no key 't' but 'a', 'b'; data.field must name one of them"),
-        ('{"t": 5}', "line 2, has 5 under 't', and must have a text there"),
-        ('{"t": "\\ud800"}', "line 2, holds what is not UTF-8: .*surrogates not allowed"),
-        ("[" * 100_000, "line 2, is no JSON"),
-    ],
-)
-def test_a_line_that_is_no_record_is_named(line: str, problem: str, tmp_path: Path) -> None:
-    file = written(tmp_path / "a.jsonl", f'{{"t": "x"}}\n{line}\n'.encode())
-    with pytest.raises(UserError, match=rf"a\.jsonl', {problem}"):
-        documents_of(Source(file=file, format="jsonl", field="t"))
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
@@ -194,77 +115,58 @@ def test_tables(delimiter: str, tmp_path: Path, chunks: int) -> None:
     file = io.StringIO(newline="")
     csv.writer(file, delimiter=delimiter).writerows([["id", "t"], *([str(n), one] for n, one in enumerate(texts))])
     format = "csv" if delimiter == "," else "tsv"
-    source = Source(file=written(tmp_path / "a", file.getvalue().encode()), format=format, field="t")
+    source = written(tmp_path / "a", file.getvalue().encode(), format=format, field="t")
     assert documents_of(source) == [one.encode() for one in texts]
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("format", "content", "problem"),
     [
-        ("a,b\n1,2\n", r"line 1, has no column 't' but 'a', 'b'"),
-        ("t,t\n1,2\n", r"line 1, has more than one column 't'"),
-        ("t,b\n1,2\n\n1,2,3\n", r"has a record of 3 columns at line 4, and must have 2"),
+        ("jsonl", '{"t": "x"}\n{', r"line 2, is no JSON"),
+        ("jsonl", "[" * 100_000, r"line 1, is no JSON"),
+        ("jsonl", "[1]", r"line 1, has no field 't' but none"),
+        ("jsonl", '{"a": 1, "b": 2}', r"line 1, has no field 't' but 'a', 'b': data.field names one"),
+        ("jsonl", '{"t": "x"}\n{"t": 5}', r"record 2, has 5 under 't', and must have text there"),
+        ("jsonl", '{"t": "x"}\n{"t": null}', r"record 2, has null under 't', and must have text there"),
+        ("jsonl", '{"t": "\\ud800"}', r"record 1, holds half a character: .*surrogates not allowed"),
+        ("jsonl", '{"t": "' + "y" * 200, r"has a line longer than 100 bytes"),
+        ("csv", "a,b\n1,2\n", r"has no field 't' but 'a', 'b'"),
+        ("csv", "t,t\n1,2\n", r"has more than one field 't'"),
+        ("csv", "t,b\n1,2\n\n1,2,3\n", r"line 4, must have 2 columns"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_named(content: str, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=problem):
-        documents_of(Source(file=written(tmp_path / "a", content.encode()), format="csv", field="t"))
+def test_a_record_that_cannot_be_read_is_named(
+    format: str, content: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "LONGEST_RECORD", 100 if "longer" in problem else 1 << 20)
+    with pytest.raises(UserError, match=rf"a'.*{problem}"):
+        documents_of(written(tmp_path / "a", content.encode(), format=format, field="t"))
 
 
-def columns(path: Path, **named: Any) -> SourceFile:
+def columns(path: Path, field: str = "t", **named: Any) -> Source:
     parquet.write_table(pyarrow.table(named), path, row_group_size=7)
-    return describe(path, name=path.name)
+    return describe(path, name=path.name)._replace(format="parquet", field=field)
 
 
-KINDS = [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())])
 def test_columns(kind: Any, tmp_path: Path) -> None:
     texts = [f"text {number}\u4e2d" for number in range(20)]
-    file = columns(tmp_path / "a", n=range(20), t=pyarrow.array(texts).cast(kind))
-    source = Source(file=file, format="parquet", field="t")
+    source = columns(tmp_path / "a", n=range(20), t=pyarrow.array(texts).cast(kind))
     assert documents_of(source) == [one.encode() for one in texts]
-    with pytest.raises(UserError, match="holds more than 50 bytes"):
-        documents_of(Source(file=source.file, format="parquet", field="t", limit=50))
 
 
 def test_columns_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    file = columns(tmp_path / "a", n=[1, 2], t=["x", "y"])
-    with pytest.raises(UserError, match=r"has int64 in its column 'n'; data\.field must name a column of text"):
-        documents_of(Source(file=file, format="parquet", field="n"))
-    with pytest.raises(UserError, match="has no column 'z' but 'n', 't'"):
-        documents_of(Source(file=file, format="parquet", field="z"))
-    cut = written(tmp_path / "b", file.path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="b' cannot be read as Parquet; it is damaged or cut off"):
-        documents_of(Source(file=cut, format="parquet", field="t"))
-    buffers = pyarrow.array(["ab", "c?"]).buffers()
-    wrong = pyarrow.Array.from_buffers(pyarrow.string(), 2, [*buffers[:2], pyarrow.py_buffer(b"abc\xff")])
-    source = Source(file=columns(tmp_path / "c", t=wrong), format="parquet", field="t")
-    with pytest.raises(UserError, match=r"c', row 2, holds what is not UTF-8: .* byte 0xff in position 1"):
+    source = columns(tmp_path / "a", n=[1, 2], t=["x", None])
+    for field, problem in {
+        "n": r"record 1, has 1 under 'n', and must have text",
+        "t": r"record 2, has null under 't', and must have text",
+        "z": "has no field 'z' but 'n', 't'",
+    }.items():
+        with pytest.raises(UserError, match=problem):
+            documents_of(source._replace(field=field))
+    source.path.write_bytes(source.path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="a' cannot be read as Parquet"):
         documents_of(source)
-    assert documents_of(source, errors="replace") == [b"ab", "c\ufffd".encode()]
-    assert documents_of(source, any_bytes=True) == [b"ab", b"c\xff"]
-
-
-@pytest.mark.parametrize("format", ["jsonl", "parquet"])
-def test_nulls_are_refused_with_their_number(format: str, tmp_path: Path) -> None:
-    texts = ["a", None, "b", None]
-    if format == "jsonl":
-        lines = "".join(json.dumps({"t": one}) + "\n" for one in texts)
-        file = written(tmp_path / "a", lines.encode())
-    else:
-        file = columns(tmp_path / "a", t=texts)
-    with pytest.raises(UserError, match=r"a' has null under 't' in 2 of its 4 records, first in record 2"):
-        documents_of(Source(file=file, format=format, field="t"))
-
-
-def test_a_record_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LONGEST_RECORD", 100)
-    monkeypatch.setattr(files, "CHUNK_BYTES", 30)
-    file = written(tmp_path / "a", b'{"t": "x"}\n{"t": "' + b"y" * 200)
-    with pytest.raises(UserError, match=r"line 2, is longer than 100 characters"):
-        documents_of(Source(file=file, format="jsonl", field="t"))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +181,7 @@ def test_a_record_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monke
     ],
 )
 def test_where_documents_begin(rule: str, content: bytes, expected: list[bytes], tmp_path: Path, chunks: int) -> None:
-    source = Source(file=written(tmp_path / "a", content))
+    source = written(tmp_path / "a", content)
     found = documents_of(source, documents=rule, marker="<end>" if rule == "marker" else None)
     assert [one for one in found if one] == expected
 
@@ -292,7 +194,7 @@ def test_where_documents_begin(rule: str, content: bytes, expected: list[bytes],
 def test_documents_do_not_hang_on_how_a_file_is_read(
     parts: list[bytes], size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    source = Source(file=written(tmp_path_factory.getbasetemp() / "parts", b"".join(parts)))
+    source = written(tmp_path_factory.getbasetemp() / "parts", b"".join(parts))
     with pytest.MonkeyPatch.context() as patch:
         for rule, marker in (("blank_line", None), ("marker", "--")):
             whole = documents_of(source, documents=rule, marker=marker)
@@ -351,27 +253,13 @@ def test_globs(pattern: str, expected: list[str], tmp_path: Path) -> None:
     assert names(tmp_path / pattern) == expected
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("absent.txt", "No such file"),
-        ("absent/*", "No such file"),
-        ("empty.txt", "is empty"),
-        ("nothing", "without files"),
-        ("nothing/*", "matches no file"),
-        ("loop", "loop|levels of symbolic"),
-        ("/dev/null", "not a regular file"),
-        ("nul\x00byte", "null"),
-    ],
-)
-def test_a_path_that_holds_no_text_is_named(
-    path: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("path", ["absent.txt", "absent/*", "empty.txt", "nothing", "nothing/*", "loop", "nul\x00byte"])
+def test_a_path_that_holds_no_text_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
     (tmp_path / "nothing").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match=rf"^data\.path is x.*({reason}).*a text file"):
+    with pytest.raises(UserError, match=r"^data\.path is x.* must name a text file"):
         names(path)
 
 
@@ -385,28 +273,21 @@ def test_odd_names_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "asked", "format", "compression"),
     [
-        ("a.txt", "auto", "text", None),
         ("README", "auto", "text", None),
         ("A.NDJSON", "auto", "jsonl", None),
-        ("a.tsv.gz", "auto", "tsv", "gzip"),
         ("a.b.csv.xz", "auto", "csv", "xz"),
         ("a.jsonl.zst", "auto", "jsonl", "zstd"),
-        ("a.txt.bz2", "auto", "text", "bz2"),
-        ("a.parquet", "auto", "parquet", None),
         ("a.parquet", "text", "text", None),
         ("a.tsv", "csv", "tsv", None),
         ("part-0", "parquet", "parquet", None),
     ],
 )
 def test_a_files_name_says_how_it_is_written(name: str, asked: str, format: str, compression: str | None) -> None:
-    source = source_of(SourceFile(Path(name), name, 1, 1), format=asked, field="t", setting="data.path is x")
+    source = as_named(Source(Path(name), name, 1, 1), format=asked, field="t", setting="data.path is x")
     assert (source.format, source.compression) == (format, compression)
-    assert source.field == (None if format == "text" else "t")
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.TGZ", "a.7z", "a.parquet.gz"])
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.TGZ", "a.parquet.gz"])
 def test_what_is_packed_otherwise_is_refused(name: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"data\.path is x, where '{name}' is (an archive: unpack it|packed with gzip)"
-    ):
-        source_of(SourceFile(Path(name), name, 1, 1), format="auto", field="t", setting="data.path is x")
+    with pytest.raises(UserError, match=rf"data\.path is x, where '{name}' is packed: unpack it"):
+        as_named(Source(Path(name), name, 1, 1), format="auto", field="t", setting="data.path is x")

@@ -362,12 +362,12 @@ def test_a_tokenizer_from_outside_makes_a_corpus(tmp_path: Path, text_config: Te
     (tmp_path / "text.txt").write_text("\u4ed6abab" * 99)
     config = text_config(tmp_path / "text.txt", tokenizer=Pairs.kind, valid_fraction=0.0, test_fraction=0.0)
     found = open_corpus(config, announce=print, seed=0)
-    assert found.vocabulary.decode(found.splits["train"]) == "\u4ed6abab" * 99
+    assert found.vocabulary.decode(found.tokens["train"][:]) == "\u4ed6abab" * 99
     assert found.text_bytes["train"] == 7 * 99
     assert load_vocabulary(found.folder / "vocabulary.json").hash() == found.vocabulary.hash()
     assert found.vocabulary.symbol(0) == "ab"
     decoder = found.vocabulary.decoder()
-    assert [decoder.feed(number) for number in found.splits["train"][:2].tolist()] == ["\u4ed6a", "ba"]
+    assert [decoder.feed(number) for number in found.tokens["train"][:][:2].tolist()] == ["\u4ed6a", "ba"]
 
 
 @pytest.mark.parametrize(

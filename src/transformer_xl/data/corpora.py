@@ -7,13 +7,13 @@ import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from transformer_xl import registry
 from transformer_xl.data.download import HubTables, WebFile, fetch_first
-from transformer_xl.data.files import Cut, Source, SourceFile, Sources, describe, source_of, sources_of_path, walk
+from transformer_xl.data.files import Cut, Source, Sources, as_named, describe, divide, list_files, walk
 from transformer_xl.data.lanes import SPLITS
-from transformer_xl.data.text import check_encoding
 from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError, first_line, locked
 
@@ -25,15 +25,9 @@ _WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt
 def text_sources(config: TextConfig, *, announce: Callable[[str], None]) -> Sources:
     """Find the files that `data.path` names, and their splits; `UserError` where they are missing or unclear."""
     setting = f"data.path is {config.path!r}"
-    if not config.path:
-        raise UserError(f"{setting}, and must name {_WANTED}")
-    if problem := check_encoding(config.encoding):
-        raise UserError(problem)
-
-    def source(file: SourceFile) -> Source:
-        return source_of(file, format=config.format, field=config.field, setting=setting)
-
-    return sources_of_path(config, source, setting=setting, wanted=_WANTED)
+    location, files, notes = list_files(str(config.path), setting=setting, wanted=_WANTED)
+    read_as = partial(as_named, format=config.format, field=config.field, setting=setting)
+    return divide(config, location, files, read_as=read_as, setting=setting, notes=notes)
 
 
 @registry.register("corpus", "stdlib", StdlibConfig)
@@ -54,11 +48,8 @@ def stdlib_sources(config: StdlibConfig, *, announce: Callable[[str], None]) -> 
         # other Python versions share most of it
         share = int.from_bytes(hashlib.sha256(os.fsencode(file.name)).digest()[:8], "big") / 2**64
         is_train = share < 1 - (config.valid_fraction + config.test_fraction)
-        splits["train" if is_train else "valid" if share < 1 - config.test_fraction else "test"].append(
-            Source(file=file)
-        )
-    texts = {split: tuple(found) for split, found in splits.items()}
-    return Sources(setting=setting, location=root.resolve(), files=tuple(files), splits=texts)
+        splits["train" if is_train else "valid" if share < 1 - config.test_fraction else "test"].append(file)
+    return Sources(setting=setting, location=root.resolve(), splits=splits)
 
 
 # --- the paper's corpora ---
@@ -234,21 +225,17 @@ def published_sources(config: PublishedConfig, *, announce: Callable[[str], None
         raise UserError(
             f"{setting}, which lacks {missing}: put them there or into a folder named by data.dir, from {addresses}"
         )
-    sources = {
-        split: tuple(
-            Source(file=describe(path, name=path.relative_to(folder).as_posix())) for path in corpus.paths(folder, glob)
-        )
+    splits = {
+        split: [describe(path, name=path.relative_to(folder).as_posix()) for path in corpus.paths(folder, glob)]
         for split, glob in corpus.files.items()
     }
-    vocabularies = [describe(path, name=_LM1B_WORDS) for path in corpus.paths(folder, _LM1B_WORDS) if corpus.words]
-    files = dict.fromkeys([*(source.file for some in sources.values() for source in some), *vocabularies])
+    words = corpus.paths(folder, _LM1B_WORDS) if corpus.words else []
     return Sources(
         setting=setting,
         location=folder.resolve(),
-        files=tuple(files),
-        splits=sources,
-        cut=Cut("bytes", valid=0.05, test=0.05) if len(sources) == 1 else None,
-        vocabulary=vocabularies[0] if vocabularies else None,
+        splits=splits,
+        cut=Cut("bytes", valid=0.05, test=0.05) if len(splits) == 1 else None,
+        vocabulary=describe(words[0], name=_LM1B_WORDS) if words else None,
     )
 
 

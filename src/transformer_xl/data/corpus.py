@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
-from uuid import uuid4
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.data.files import Source
 from transformer_xl.data.lanes import SPLITS, CorpusLanes, Fingerprint
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write
 
-FORMAT = 3
+FORMAT = 4
 """Of a folder of token files."""
 SIDECAR = "corpus.json"
-SOURCES = "sources.json"
 VOCABULARY = "vocabulary.json"
 START_DTYPE = np.dtype("<i8")
 
@@ -61,97 +57,59 @@ class TokenArray:
         return self._array
 
 
-class Split(NamedTuple):
-    """A split's ids, and what is known of them.
-
-    Attributes:
-        tokens: ids.
-        starts: where documents begin; None where the text is not divided into documents.
-        unknown: how many ids are `<unk>` for something that the vocabulary lacks.
-        text_bytes: of the UTF-8 that decoding gives back; 0 where the ids are of no text.
-        lost_bytes: of the UTF-8 that decoding does not give back.
-    """
-
-    tokens: TokenArray
-    starts: TokenArray | None
-    unknown: int
-    text_bytes: int
-    lost_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenFiles:
-    """What a valid folder holds. The vocabulary is read when it is first asked for: it may be large."""
-
-    folder: Path
-    splits: dict[str, Split]
-    fingerprint: Fingerprint
-    vocabulary_hash: str
-
-    @cached_property
-    def vocabulary(self) -> Tokenizer:
-        """The symbols; `UserError` where their file is damaged."""
-        path = self.folder / VOCABULARY
-        vocabulary = load_vocabulary(path)
-        if vocabulary.hash() != self.vocabulary_hash:
-            raise UserError(f"{path} is damaged: data.rebuild=true builds it again")
-        return vocabulary
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
     """A corpus's splits as token ids.
 
     Attributes:
         config: what was asked for.
-        files: its token files.
         seed: of the order of documents.
+        folder: where the token files are.
+        sidecar: what is known of them, as it stands beside them.
+        tokens: the ids of each split: train, valid, test.
+        starts: where documents begin in each split; none where the text is not divided into documents.
     """
 
     config: StoredConfig
-    files: TokenFiles
     seed: int
+    folder: Path
+    sidecar: Mapping[str, Any]
+    tokens: Mapping[str, TokenArray]
+    starts: Mapping[str, TokenArray]
 
     @property
     def name(self) -> str:
         """The choice of `data=`."""
         return self.config.kind
 
-    @property
-    def folder(self) -> Path:
-        """Where the token files are."""
-        return self.files.folder
-
-    @property
+    @cached_property
     def vocabulary(self) -> Tokenizer:
-        """The symbols of all splits."""
-        return self.files.vocabulary
+        """The symbols of all splits, read when first asked for; `UserError` where their file is damaged."""
+        vocabulary = load_vocabulary(self.folder / VOCABULARY)
+        if vocabulary.hash() != self.sidecar["vocabulary"]["hash"]:
+            raise UserError(f"{self.folder / VOCABULARY} is damaged: data.rebuild=true builds it again")
+        return vocabulary
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What the corpus was made of."""
-        return self.files.fingerprint
-
-    @property
-    def splits(self) -> dict[str, NDArray[Any]]:
-        """The ids of each split: train, valid, test."""
-        return {name: np.asarray(split.tokens) for name, split in self.files.splits.items()}
+        return Fingerprint(**self.sidecar["fingerprint"])
 
     @property
     def unknown(self) -> dict[str, int]:
         """Count the words or characters of each split that became `<unk>` because the vocabulary lacks them."""
-        return {name: split.unknown for name, split in self.files.splits.items()}
+        return {split: found["unknown"] for split, found in self.sidecar["splits"].items()}
 
     @property
     def text_bytes(self) -> dict[str, int]:
-        """Count the bytes of each split's text in UTF-8; nothing where ids are of no text."""
+        """Count the bytes of each split's text in UTF-8 that decoding gives back; nothing where ids are of no text."""
         if isinstance(self.config, TokensConfig):
             return {}
-        return {name: split.text_bytes for name, split in self.files.splits.items()}
+        return {split: found["text_bytes"] for split, found in self.sidecar["splits"].items()}
 
     @property
     def read_as(self) -> dict[str, str]:
-        """Say what must stand beside every score, because it changes what is predicted."""
+        """Return the settings that must stand beside every score, because they change what is predicted."""
         config = self.config
         if not isinstance(config, CorpusConfig) or config.kind == "text8":  # text8 has no line ends
             return {}
@@ -160,15 +118,14 @@ class Corpus:
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""
-        return {name: len(split.tokens) for name, split in self.files.splits.items()}
+        return {split: len(tokens) for split, tokens in self.tokens.items()}
 
     def lanes(self, split: str, *, batch_size: int, segment_len: int, evaluation: bool) -> CorpusLanes:
         """Lay a split out in lanes; `UserError` where it is too short."""
-        found = self.files.splits[split]
         is_shuffled = self.config.order == "shuffled" and split == "train" and not evaluation
         return CorpusLanes(
-            found.tokens,
-            found.starts,
+            self.tokens[split],
+            self.starts.get(split),
             split=split,
             batch_size=batch_size,
             segment_len=segment_len,
@@ -193,92 +150,60 @@ def token_dtype(size: int) -> np.dtype[Any]:
     return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<u4")
 
 
-def open_token_files(folder: Path, *, settings: Mapping[str, object], listing: str) -> TokenFiles | None:
-    """Map a folder's token files; None where it is damaged, or built from other settings or files (`listing`)."""
+def open_token_files(
+    folder: Path, config: StoredConfig, *, seed: int, settings: Mapping[str, object], sources: Sequence[Source]
+) -> Corpus | None:
+    """Map a folder's token files; None where they are damaged, or built from other settings or files."""
     try:
         written = (folder / SIDECAR).read_bytes()
-        files = _open(folder, json.loads(written), settings=settings, listing=listing)
-        # Another builder may have replaced the folder between the sidecar and the files.
-        return files if (folder / SIDECAR).read_bytes() == written else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        sidecar = json.loads(written)
+        listed = [[source[name] for name in ("path", "size", "mtime_ns")] for source in sidecar["sources"]]
+        is_of_these = listed == [[source.name, source.size, source.mtime_ns] for source in sources]
+        if (sidecar["format"], sidecar["settings"]) != (FORMAT, settings) or not is_of_these:
+            return None
+        splits, dtype = sidecar["splits"], token_dtype(sidecar["vocabulary"]["size"])
+        tokens = {split: TokenArray(folder / token_file(split), dtype, splits[split]["tokens"]) for split in SPLITS}
+        starts = {
+            split: TokenArray(folder / start_file(split), START_DTYPE, splits[split]["documents"])
+            for split in (SPLITS if config.documents != "none" else ())
+        }
+        # another builder may have replaced the folder between the sidecar and the files
+        if not (folder / VOCABULARY).is_file() or (folder / SIDECAR).read_bytes() != written:
+            return None
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
-
-
-def _open(folder: Path, sidecar: Any, *, settings: Mapping[str, object], listing: str) -> TokenFiles | None:
-    if sidecar["format"] != FORMAT or sidecar["settings"] != settings or sidecar["listing"] != listing:
-        return None
-    sizes = {name: _count(file["size"]) for name, file in sidecar["files"].items()}
-    if VOCABULARY not in sizes or any((folder / name).stat().st_size != size for name, size in sizes.items()):
-        return None
-    dtype = token_dtype(_count(sidecar["vocabulary"]["size"]))
-    if sidecar["dtype"] != dtype.name:
-        return None
-    splits = {}
-    for split in SPLITS:
-        entry = sidecar["splits"][split]
-        starts = None
-        if start_file(split) in sizes:
-            starts = TokenArray(folder / start_file(split), START_DTYPE, _count(entry["documents"]))
-        splits[split] = Split(
-            tokens=TokenArray(folder / token_file(split), dtype, _count(entry["tokens"])),
-            starts=starts,
-            unknown=_count(entry["unknown"]),
-            text_bytes=_count(entry["text_bytes"]),
-            lost_bytes=_count(entry["lost_bytes"]),
-        )
-    fingerprint = sidecar["fingerprint"]
-    return TokenFiles(
-        folder=folder,
-        splits=splits,
-        fingerprint=Fingerprint(
-            files=_count(fingerprint["files"]),
-            bytes=_count(fingerprint["bytes"]),
-            sha256=bytes.fromhex(fingerprint["sha256"]).hex(),
-        ),
-        vocabulary_hash=str(sidecar["vocabulary"]["hash"]),
-    )
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is not a count")
-    return value
+    return Corpus(config=config, seed=seed, folder=folder, sidecar=sidecar, tokens=tokens, starts=starts)
 
 
 def write_sidecar(
     folder: Path,
     *,
-    settings: dict[str, object],
-    listing: str,
-    sources: list[dict[str, Any]],
+    settings: Mapping[str, object],
+    sources: Sequence[Source],
     tokenizer: Tokenizer,
-    splits: dict[str, dict[str, int]],
+    splits: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """Write what `open_token_files` checks: what a folder was built from (`sources`: path, size, sha256), and holds."""
+    """Write what `open_token_files` checks: what a folder was built from, and what it holds."""
+    described = [
+        {"path": one.name, "size": one.size, "mtime_ns": one.mtime_ns, "sha256": file_sha256(one.path)}
+        for one in sources
+    ]
     # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
-    listed = hashlib.sha256()
-    for source in sources:
-        listed.update(f"{source['sha256']}  ".encode() + os.fsencode(source["path"]) + b"\n")
-    with atomic_write(folder / SOURCES) as target:
-        json.dump(sources, target, indent=1)
-    names = [VOCABULARY, SOURCES, *map(token_file, SPLITS), *map(start_file, SPLITS)]
-    files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
-        for name in names
-        if (folder / name).exists()
-    }
+    lines = [f"{one['sha256']}  {one['path']}\n" for one in described]
     if not sources:  # documents from outside are known by what came of them
-        listed.update(json.dumps(files, sort_keys=True).encode())
-    size = sum(source["size"] for source in sources)
+        lines = [file_sha256(folder / token_file(split)) for split in SPLITS]
     sidecar = {
         "format": FORMAT,
         "settings": settings,
-        "listing": listing,
         "dtype": token_dtype(tokenizer.size).name,
         "splits": splits,
         "vocabulary": {"kind": tokenizer.kind, "size": tokenizer.size, "hash": tokenizer.hash()},
-        "fingerprint": {"files": len(sources), "bytes": size, "sha256": listed.hexdigest()},
-        "files": files,
+        "fingerprint": {
+            "files": len(sources),
+            "bytes": sum(one.size for one in sources),
+            "sha256": hashlib.sha256(os.fsencode("".join(lines))).hexdigest(),
+        },
+        "sources": described,
     }
     with atomic_write(folder / SIDECAR) as target:
         json.dump(sidecar, target, indent=1)
@@ -291,35 +216,3 @@ def file_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Put a finished folder into its place; one that is there is replaced, whoever still has its files mapped."""
-    aside = folder.with_name(f".building-{folder.name}-{uuid4().hex}")
-    with suppress(FileNotFoundError):
-        os.rename(folder, aside)
-    os.rename(temporary, folder)
-    remove(aside)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, as far as that can be done."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def writing_below(cache_dir: Path) -> Iterator[None]:
-    """Turn what the operating system says about the place of token files into a `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-        is_there = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(cache_dir)
-        if not (is_there or (is_full and error.filename is None)):
-            raise  # it is about something else, such as the screen
-        raise UserError(
-            f"data.cache_dir is {str(cache_dir)!r}, and must be a folder that can be written: {error.strerror}"
-        ) from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformer_xl.data.corpus import START_DTYPE
 from transformer_xl.data.files import CHUNK_BYTES, Cut
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.text import Piece
-from transformer_xl.data.tokenizer import character_border
+from transformer_xl.data.tokenizer import Part, character_border
 
 WINDOW = 2 << 20
 """Bytes, or ids, that are encoded together; a document without a place to cut may have up to `_LONGEST`."""
@@ -26,7 +26,6 @@ SEARCHED = 1 << 20
 """How far a cut moves forward to the next border of a document or a line."""
 _LONGEST = 64 << 20
 _LINE_END = re.compile(rb"\r\n|[\r\n]")
-_DOCUMENTS_TOGETHER = 1 << 15
 
 
 class Flat:
@@ -46,66 +45,40 @@ class Flat:
         self.size = self.count = 0
         self._path, self._starts_path = folder / "documents", folder / "starts"
         self._places: list[tuple[int, str]] = []
-        for path in (self._path, self._starts_path):
-            path.touch()
+        self._path.touch()
 
     def write(self, pieces: Iterable[Piece], *, place: str) -> None:
         """Append documents that come from one place, such as a file; those without content are left out."""
         self._places.append((self.size, place))
-        starts = array("q")
         begins = False
-        with self._path.open("ab", CHUNK_BYTES) as file, self._starts_path.open("ab") as starts_file:
+        with self._path.open("ab", CHUNK_BYTES) as file, self._starts_path.open("ab") as starts:
             for data, is_first in pieces:
                 begins = begins or is_first
-                if len(data) == 0:
-                    continue
-                if begins:
-                    starts.append(self.size)
+                if begins and len(data):
+                    starts.write(self.size.to_bytes(START_DTYPE.itemsize, "little"))
+                    self.count += 1
+                    begins = False
                 file.write(data if isinstance(data, bytes) else data.astype(self.dtype).data)
                 self.size += len(data)
-                begins = False
-                if len(starts) >= _DOCUMENTS_TOGETHER:
-                    self.count += _moved(starts, starts_file)
-            self.count += _moved(starts, starts_file)
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
         """Return what stands in [begin, end)."""
         return np.fromfile(self._path, self.dtype, end - begin, offset=begin * self.dtype.itemsize)
 
-    def starts(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return at most `_DOCUMENTS_TOGETHER` of the places in [begin, end) where documents begin, the first ones."""
-        if not self.count:
-            return np.zeros(0, np.int64)
-        places = np.memmap(self._starts_path, START_DTYPE, mode="r")
-        first, last = np.searchsorted(places, [begin, end])
-        return np.array(places[first : min(last, first + _DOCUMENTS_TOGETHER)])
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The places where documents begin, once all are written."""
+        return np.memmap(self._starts_path, START_DTYPE, mode="r") if self.count else np.zeros(0, START_DTYPE)
 
     def next_start(self, place: int) -> int:
         """Return where the first document begins that begins at or behind a place; the end where none does."""
-        if not self.count:
-            return self.size
-        places = np.memmap(self._starts_path, START_DTYPE, mode="r")
-        number = int(np.searchsorted(places, place))
-        return int(places[number]) if number < len(places) else self.size
+        number = int(np.searchsorted(self.starts, place))
+        return int(self.starts[number]) if number < self.count else self.size
 
     def place(self, at: int) -> str:
         """Return where something comes from, for messages."""
         begin, place = [entry for entry in self._places if entry[0] <= at][-1]
-        return f"{place} at byte {at - begin}, counted from 0,"
-
-
-def _moved(starts: array[int], file: Any) -> int:
-    count = len(starts)
-    starts.tofile(file)
-    del starts[:]
-    return count
-
-
-class Range(NamedTuple):
-    """A part [begin, end) of flat documents: a split, or a piece of work."""
-
-    begin: int
-    end: int
+        return f"{place} at byte {at - begin:,}"
 
 
 class Window(NamedTuple):
@@ -113,46 +86,40 @@ class Window(NamedTuple):
 
     Attributes:
         begin: place of the first one.
-        contents: of each document; the first may go on with one of the window before.
-        begins: whether the first one begins a document.
-        ends: whether the last one ends one.
+        begins: whether the first one begins here, and does not go on from the window before.
+        parts: each document, the last one perhaps cut.
     """
 
     begin: int
-    contents: list[Any]
     begins: bool
-    ends: bool
+    parts: Sequence[Part]
 
 
-def windows(flat: Flat, part: Range, split_point: Callable[[bytes], int]) -> Iterator[Window]:
+def windows(flat: Flat, part: range, split_point: Callable[[bytes], int]) -> Iterator[Window]:
     """Yield a range as whole documents, and long ones in parts.
 
     `split_point` finds the last place in some bytes where a document may be cut; 0: there is none.
     """
-    begin, width = part.begin, WINDOW
-    while begin < part.end:
-        stop = min(begin + width, part.end)
-        borders = flat.starts(begin + 1, stop + 1)
-        if len(borders) == _DOCUMENTS_TOGETHER or (stop < part.end and len(borders)):
-            end = int(borders[-1])
-        elif stop == part.end:
-            end = stop
-        else:
-            data = flat.read(begin, stop)
-            cut = split_point(data.tobytes()) if flat.is_text else len(data)
-            if not cut and width >= _LONGEST:
-                cut = character_border(data.tobytes())
-            if not cut:
+    begin, width = part.start, WINDOW
+    while begin < part.stop:
+        stop = min(begin + width, part.stop)
+        data: Any = flat.read(begin, stop)
+        data = data.tobytes() if flat.is_text else data
+        first, last = np.searchsorted(flat.starts, [begin + 1, stop + 1])
+        edges = flat.starts[first:last].tolist()
+        if stop == part.stop:
+            edges += [stop] if edges[-1:] != [stop] else []
+        elif not edges:
+            cut = split_point(data) if flat.is_text else len(data)
+            if not cut and width < _LONGEST:
                 width *= 2
                 continue
-            end = begin + cut
-        edges = [begin, *borders[borders < end].tolist(), end]
-        data = flat.read(begin, end)
-        contents: list[Any] = [data[start - begin : stop - begin] for start, stop in pairwise(edges)]
-        if flat.is_text:
-            contents = [content.tobytes() for content in contents]
-        yield Window(begin, contents, flat.next_start(begin) == begin, flat.next_start(end) == end)
-        begin, width = end, WINDOW
+            edges = [begin + (cut or character_border(data))]
+        parts = [data[one - begin : other - begin] for one, other in pairwise([begin, *edges])]
+        ends = flat.next_start(edges[-1]) == edges[-1]
+        found = [Part(content, number < len(parts) or ends) for number, content in enumerate(parts, 1)]
+        yield Window(begin, flat.next_start(begin) == begin, found)
+        begin, width = edges[-1], WINDOW
 
 
 # --- splits ---
@@ -160,7 +127,7 @@ def windows(flat: Flat, part: Range, split_point: Callable[[bytes], int]) -> Ite
 
 def split_documents(
     flat: Flat, cut: Cut, *, are_documents: bool, limit: int | None, folder: Path
-) -> tuple[Flat, list[Range]]:
+) -> tuple[Flat, list[range]]:
     """Divide documents into training, validation and test.
 
     Args:
@@ -185,8 +152,7 @@ def split_documents(
         if limit is not None:
             valid_from = max(valid_from, second - limit)
         first = border(valid_from, bound=max(test_from, second)) if cut.valid else second
-    edges = (0, first, max(first, second), total)
-    return flat, [Range(*some) for some in pairwise(edges)]
+    return flat, [range(*some) for some in pairwise((0, first, max(first, second), total))]
 
 
 def _border(flat: Flat, at: int, *, bound: int, are_documents: bool) -> int:
@@ -208,15 +174,16 @@ def _border(flat: Flat, at: int, *, bound: int, are_documents: bool) -> int:
     return at + len(following_bytes) - len(following_bytes.lstrip(bytes(range(0x80, 0xC0))))
 
 
-def _by_hash(flat: Flat, cut: Cut, folder: Path) -> tuple[Flat, list[Range]]:
-    """Give each document to a split by a number that follows from it alone, so that it stays whatever is added."""
+def _by_hash(flat: Flat, cut: Cut, folder: Path) -> tuple[Flat, list[range]]:
+    """Put each document into a split by a number that follows from it alone, so that it stays whatever is added."""
     shares = array("d")
     digest = blake2b(digest_size=8)
-    for _, contents, _, ends in windows(flat, Range(0, flat.size), len):
-        for number, content in enumerate(contents, 1):
+    whole = range(flat.size)
+    for window in windows(flat, whole, len):
+        for content, ends in window.parts:
             # of ids the same whatever the type, which grows with the vocabulary
             digest.update(content if isinstance(content, bytes) else content.astype("<u4").tobytes())
-            if number < len(contents) or ends:
+            if ends:
                 # 2**64 numbers are more than a double tells apart: the highest would round up to 1
                 shares.append((int.from_bytes(digest.digest(), "big") >> 11) / 2**53)
                 digest = blake2b(digest_size=8)
@@ -226,15 +193,14 @@ def _by_hash(flat: Flat, cut: Cut, folder: Path) -> tuple[Flat, list[Range]]:
     for split in range(len(SPLITS)):
         begin = target.size
         target.write(_chosen(flat, split_of == split), place="a document")
-        ranges.append(Range(begin, target.size))
+        ranges.append(range(begin, target.size))
     return target, ranges
 
 
 def _chosen(flat: Flat, mask: NDArray[np.bool_]) -> Iterator[Piece]:
-    number = -1
-    for _, contents, begins, _ in windows(flat, Range(0, flat.size), len):
-        for place, content in enumerate(contents):
-            is_first = place > 0 or begins
-            number += is_first
+    number, begins = 0, True
+    for window in windows(flat, range(flat.size), len):
+        for content, ends in window.parts:
             if mask[number]:
-                yield Piece(content, is_first)
+                yield Piece(content, begins)
+            number, begins = number + ends, ends

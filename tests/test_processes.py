@@ -13,7 +13,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.pytorch import Trainer
 
 from tests.conftest import tiny_overrides
-from tests.training.processes import SECONDS, is_alive, start_slowed, wait_until
+from tests.oracles.runs_support import SECONDS, children_of, is_alive, program
+from tests.training.processes import wait_until
 from transformer_xl import processes
 from transformer_xl.errors import UserError
 
@@ -91,27 +92,24 @@ def test_other_numbers_than_srun_started_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["training_step", "validation_step", "test_step"])
-def test_the_others_end_when_one_is_killed(text_file: Path, tmp_path: Path, moment: str) -> None:
-    run = start_slowed(moment, 0.1, text_file, tmp_path, devices=3)
-    lost = run.companions[1]
-    os.kill(lost, signal.SIGKILL)
-    ended = run.ended()
-    if ended.status == -signal.SIGKILL:  # Lightning's launcher was first, which ends all processes at once
-        assert f"PID {lost} terminated with code -9" in ended.stdout + ended.stderr
+@pytest.mark.parametrize("is_main_lost", [False, True])
+def test_the_others_end_when_one_is_killed(text_file: Path, tmp_path: Path, is_main_lost: bool) -> None:
+    run = tmp_path / "run"
+    longer = ["trainer.devices=3", "trainer.max_steps=100000", "trainer.val_check_interval=100000"]
+    settings = [*tiny_overrides(text_file, tmp_path), *longer, f"hydra.run.dir={run}"]
+    with program("train", *settings, cwd=tmp_path) as process:
+        wait_until(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0)
+        others = children_of(process.pid)
+        os.kill(process.pid if is_main_lost else others[1], signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, others)))
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    if is_main_lost:
         return
-    assert ended.status == 1
-    assert ended.stderr.startswith("process 3 of 3 has ended (killed by SIGKILL; was memory short?): the run was")
-    assert (ended.summary["status"], ended.summary["exit_code"]) == ("failed", 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["configure_optimizers", "test_step"])
-def test_the_others_end_when_the_main_process_is_killed(text_file: Path, tmp_path: Path, moment: str) -> None:
-    run = start_slowed(moment, 0.1, text_file, tmp_path, devices=2)
-    others = run.companions
-    run.process.kill()
-    wait_until(lambda: not any(map(is_alive, others)))
+    if process.returncode == -signal.SIGKILL:  # Lightning's launcher was first, which ends all processes at once
+        assert f"PID {others[1]} terminated with code -9" in stdout + stderr
+    else:
+        assert process.returncode == 1
+        assert stderr.startswith("process 3 of 3 has ended (killed by SIGKILL; was memory short?): the run was")
 
 
 TWICE = """

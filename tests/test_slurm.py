@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, read_values, tiny_overrides
-from tests.training.processes import SECONDS, wait_until
+from tests.oracles.runs_support import SECONDS
+from tests.training.processes import wait_until
 
 SRUN = """
 import os, signal, subprocess, sys, time

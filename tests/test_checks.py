@@ -21,7 +21,7 @@ Run = Callable[..., Outcome]
         (["model.cutoffs=[0,4]"], ["model.cutoffs", "above 0"]),
         (
             ["model.cutoffs=[4,8,12]", "model.div_val=4"],
-            ["model.d_embed is 16", "model.d_model", "model.div_val is 4", "at least 64"],
+            ["model.d_embed is 16", "div_val 4", "at least 64"],
         ),
         (["model.div_val=2"], ["model.div_val is 2", "model.cutoffs []"]),
         (["model.cutoffs=[4]", "model.tie_projs=[true]"], ["model.tie_projs", "2 entries"]),

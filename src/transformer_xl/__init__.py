@@ -6,29 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer_xl.commands.compose import compose
-    from transformer_xl.commands.train import train
-    from transformer_xl.data.datamodule import LaneDataModule
-    from transformer_xl.inference.generate import generate
-    from transformer_xl.interop.load import load_model
-    from transformer_xl.interop.native import save_model
-    from transformer_xl.model.kernels import relative_attention
-    from transformer_xl.model.streaming import stream
-    from transformer_xl.registry import register
-    from transformer_xl.training.module import LanguageModule
-
-__all__ = [
-    "LaneDataModule",
-    "LanguageModule",
-    "compose",
-    "generate",
-    "load_model",
-    "register",
-    "relative_attention",
-    "save_model",
-    "stream",
-    "train",
-]
+    from transformer_xl.commands.compose import compose as compose
+    from transformer_xl.commands.train import train as train
+    from transformer_xl.data.datamodule import LaneDataModule as LaneDataModule
+    from transformer_xl.inference.generate import generate as generate
+    from transformer_xl.interop.load import load_model as load_model
+    from transformer_xl.interop.native import save_model as save_model
+    from transformer_xl.model.kernels import relative_attention as relative_attention
+    from transformer_xl.model.streaming import stream as stream
+    from transformer_xl.registry import register as register
+    from transformer_xl.training.module import LanguageModule as LanguageModule
 
 _HOMES = {
     "LaneDataModule": "transformer_xl.data.datamodule",
@@ -42,10 +29,7 @@ _HOMES = {
     "stream": "transformer_xl.model.streaming",
     "train": "transformer_xl.commands.train",
 }
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -51,9 +51,8 @@ def first_line(error: BaseException) -> str:
 def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open a file that appears at `path` once the block has ended without an error, and not before.
 
-    It is written under a temporary name beside `path`, flushed to the disk and renamed; text is UTF-8 and its line
-    ends stay as they are.
-    An error of the operating system names the file.
+    It is written under a temporary name beside `path`, flushed to the disk and renamed. Text is UTF-8, its line ends
+    stay as they are. An error of the operating system names the file.
     """
     temporary = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}.tmp")
     text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
@@ -77,20 +76,18 @@ def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterato
 
     Args:
         path: of the lock file, which is left there.
-        announce: gets `waiting` once, if another process has the lock.
+        announce: called with `waiting` once, if another process has the lock.
         waiting: what to say.
     """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
-    try:
+    with suppress(NotImplementedError):
         try:
             lock.acquire(timeout=0)
         except Timeout:
             announce(waiting)
             lock.acquire()
-    except NotImplementedError:
-        pass  # no locks here
     try:
         yield
     finally:

@@ -42,16 +42,9 @@ class ModelConfig(Settings):
             yield f"cutoffs is {cutoffs}, and must be numbers above 0 that increase"
         d_embed, needed = self.d_embed or self.d_model, self.div_val ** len(cutoffs)
         if d_embed < needed:
-            setting = f"d_embed is {d_embed}" + ("" if self.d_embed else ", as model.d_model,")
-            yield (
-                f"{setting} and model.div_val is {self.div_val}: of the {clusters} clusters that model.cutoffs makes "
-                f"the last would have a width below 1; d_embed must be at least {needed}"
-            )
+            yield f"d_embed is {d_embed}, and must be at least {needed} for div_val {self.div_val} and these cutoffs"
         if isinstance(self.tie_projs, list) and len(self.tie_projs) != clusters:
-            yield (
-                f"tie_projs is {self.tie_projs}, and must have {clusters} entries, one for each cluster that "
-                "model.cutoffs makes, or be none, tails or all"
-            )
+            yield f"tie_projs is {self.tie_projs}, and must have {clusters} entries, one for each cluster"
 
 
 class PositionConfig(Settings):
@@ -100,15 +93,6 @@ class _Holder(Settings):
     model: Model
 
 
-def parse_model(value: Any) -> ModelConfig:
-    """Turn plain containers of a file into the settings of the network that their `kind` names.
-
-    Raises:
-        UserError: a setting is unknown, missing, or cannot work.
-    """
-    return parse(_Holder, {"model": upgraded_model(value)}).model
-
-
 _OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
     "transformer_xl": ("relative", None),
     "shaw": ("shaw", "max_distance"),
@@ -119,20 +103,22 @@ _OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
 """Kinds of networks before there was one transformer: its position encoding, and that one's own setting."""
 
 
-def upgraded_model(value: Any) -> Any:
-    """Return a network's settings as they are written today, where an older file has them by another kind."""
-    if not isinstance(value, Mapping) or value.get("kind") not in _OLDER_TRANSFORMERS:
-        return value
-    settings = dict(value)
-    is_rotary = settings["kind"] == "transformer_rope"
-    position, own = _OLDER_TRANSFORMERS[settings["kind"]]
-    return {
-        "pre_norm": is_rotary,
-        "norm": "rms" if is_rotary else "layer",
-        "feed_forward": "swiglu" if is_rotary else "relu",
-        "untie_r": False,
-        "attention": "auto",
-        "position": {"kind": position} | ({own: settings.pop(own, None)} if own else {}),
-        **settings,
-        "kind": "transformer",
-    }
+def parse_model(value: Any) -> ModelConfig:
+    """Turn plain containers of a file, an older one's too, into the settings of the network that their `kind` names.
+
+    Raises:
+        UserError: a setting is unknown, missing, or cannot work.
+    """
+    if isinstance(value, Mapping) and value.get("kind") in _OLDER_TRANSFORMERS:
+        (position, own), is_rotary = _OLDER_TRANSFORMERS[value["kind"]], value["kind"] == "transformer_rope"
+        value = {
+            "pre_norm": is_rotary,
+            "norm": "rms" if is_rotary else "layer",
+            "feed_forward": "swiglu" if is_rotary else "relu",
+            "untie_r": False,
+            "attention": "auto",
+            "position": {"kind": position} | ({own: value.get(own)} if own else {}),
+            **{name: setting for name, setting in value.items() if name != own},
+            "kind": "transformer",
+        }
+    return parse(_Holder, {"model": value}).model

@@ -6,11 +6,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from transformer_xl.errors import UserError
 
@@ -30,15 +29,8 @@ HOMES: dict[str, tuple[str, ...]] = {
 """Kind -> the modules that hold the shipped parts of that kind; they are imported when a part of it is looked up."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A registered part.
-
-    Attributes:
-        name: the choice's name.
-        factory: the class or function that makes the part.
-        config: the class of its settings; None: it has none.
-    """
+class Entry(NamedTuple):
+    """A registered part: its name, what makes it, and the class of its settings; None: it has none."""
 
     name: str
     factory: Callable[..., Any]
@@ -95,9 +87,8 @@ def names(kind: str) -> list[str]:
 
 def outside(kind: str) -> list[Entry]:
     """Return the parts of a kind that did not come with this package, by name."""
-    return [
-        entry for _, entry in sorted(_entries[kind].items()) if not _origin(entry.factory).startswith(f"{__package__}.")
-    ]
+    entries = (entry for _, entry in sorted(_entries[kind].items()))
+    return [entry for entry in entries if not entry.factory.__module__.startswith("transformer_xl.")]
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -113,48 +104,36 @@ loaded: dict[str, str] = {}
 def take_plugins(arguments: Sequence[str]) -> list[str]:
     """Import what `plugins=[FILE,MODULE]` among a command's arguments names; return the other arguments.
 
-    Raises:
-        UserError: as `load_plugins`.
-    """
-    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("plugins=")]
-    load_plugins([item.strip() for value in named for item in value.strip("[]").split(",") if item.strip()])
-    return [argument for argument in arguments if not argument.startswith("plugins=")]
-
-
-def load_plugins(plugins: Sequence[str]) -> None:
-    """Import files and modules that register parts of one's own; each once.
-
     A file is imported by its name, its folder added to the end of the path, so that further processes find it too.
 
     Raises:
         UserError: there is no such file or module, or another module has the file's name.
     """
-    for plugin in plugins:
-        path = Path(os.path.expanduser(plugin)).absolute()
-        if plugin.endswith(".py"):
-            if not path.is_file():
-                raise UserError(f"plugins={plugin} names no file")
-            if str(path.parent) not in sys.path:
-                sys.path.append(str(path.parent))
-        name = path.stem if plugin.endswith(".py") else plugin
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            raise UserError(f"plugins={plugin} names no module, and no file: files end with .py") from error
-        source = Path(str(module.__file__))
-        if plugin.endswith(".py") and source.resolve() != path.resolve():
-            raise UserError(f"plugins={plugin}: another module is called {name} ({source}): rename the file")
-        loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
+    for argument in arguments:
+        if argument.startswith("plugins="):
+            for plugin in argument.removeprefix("plugins=").strip("[]").split(","):
+                if plugin.strip():
+                    _load(plugin.strip())
+    return [argument for argument in arguments if not argument.startswith("plugins=")]
 
 
-def checksum(entry: Entry) -> str | None:
-    """Return the checksum of the file that an outside part comes from; None for a shipped part."""
-    if _origin(entry.factory).startswith(f"{__package__}."):
-        return None
-    source = getattr(sys.modules.get(entry.factory.__module__), "__file__", None)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None
+def _load(plugin: str) -> None:
+    path, is_file = Path(os.path.expanduser(plugin)).absolute(), plugin.endswith(".py")
+    name = path.stem if is_file else plugin
+    if is_file and not path.is_file():
+        raise UserError(f"plugins={plugin} names no file")
+    if is_file and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise UserError(f"plugins={plugin} names no module, and no file: files end with .py") from error
+    source = Path(str(module.__file__))
+    if is_file and source.resolve() != path.resolve():
+        raise UserError(f"plugins={plugin}: another module is called {name} ({source}): rename the file")
+    loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def _origin(factory: Callable[..., Any]) -> str:

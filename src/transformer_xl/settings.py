@@ -6,13 +6,14 @@ stand in `conf/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.registry import lookup, names, nearest
@@ -55,10 +56,17 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _follow_rules(self) -> Self:
-        broken = list(self.rules())
-        if broken:
-            raise _BrokenRulesError(broken)
+        refuse(self.rules())
         return self
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise pydantic's error with a part of a sentence for each problem, as `Settings.rules` yields them."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("rule", "{text}", {"text": text}), input=None) for text in problems
+    ]
+    if details:
+        raise ValidationError.from_exception_data("settings", details)
 
 
 class OptimizerConfig(Settings):
@@ -121,18 +129,16 @@ def plain(settings: Settings) -> dict[str, Any]:
 
 def defaults(cls: type[Settings]) -> dict[str, Any]:
     """Return what a group's class itself says of its settings, as plain containers."""
-    fields = {name: field for name, field in cls.model_fields.items() if not field.is_required() and name != "kind"}
-    values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-    return {name: plain(value) if isinstance(value, Settings) else value for name, value in values.items()}
+    return cls.model_construct().model_dump(mode="json", serialize_as_any=True, exclude={"kind"})
 
 
 def names_in(cls: type[Settings], key: str = "") -> Iterator[str]:
     """Yield the dotted names of all settings of a group, those of all its kinds, and the groups' own."""
     for name, field in cls.model_fields.items():
         yield _join(key, name)
-        inner = _class_in(field.annotation)
-        if inner is not None:
-            yield from names_in(inner, _join(key, name))
+        for option in (field.annotation, *get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, Settings):
+                yield from names_in(option, _join(key, name))
     for kind in cls.__subclasses__():
         yield from names_in(kind, key)
 
@@ -154,118 +160,64 @@ def by_kind(
     """
 
     def validate(value: object) -> Settings:
-        if isinstance(value, base):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError("must be a group of settings")
+        if not isinstance(value, Mapping) or isinstance(value, base):
+            return base.model_validate(value)
         kind, classes = str(value.get("kind")), own or {}
         if kind not in classes and kind not in names(part):
             near = nearest(kind, [*classes, *names(part)])
-            raise _BrokenRulesError(
-                [f"kind is {_shown(value.get('kind'))} ({near}); a part of your own needs plugins=[FILE]"]
-            )
+            refuse([f"kind is {kind!r} ({near}); a part of your own needs plugins=[FILE]"])
         cls: type[Settings] = classes[kind] if kind in classes else lookup(part, kind).config or without or base
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise _BrokenGroupError(error, cls) from error
+        return cls.model_validate(value)
 
     return PlainValidator(validate)
 
 
-class _BrokenRulesError(ValueError):
-    """Sentences of `rules`."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
-class _BrokenGroupError(ValueError):
-    """What is wrong with a group whose class its kind chose."""
-
-    def __init__(self, error: ValidationError, cls: type[Settings]) -> None:
-        super().__init__(str(error))
-        self.error, self.cls = error, cls
-
-
-_KINDS_OF_VALUES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "a text",
-    "string_too_short": "a text of at least {min_length} character",
-    "bool_type": "true or false",
-    "none_required": "null",
-    "list_type": "a list",
-    "model_type": "a group of settings",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "below {lt}",
+_SHORTER = {
+    "Input should be ": "",
+    "String should have": "a text of",
+    "String should match": "a text that matches",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "valid integer": "whole number",
 }
-"""What a value must be, by pydantic's names of errors."""
+"""Words of pydantic's messages, and what stands for them in ours."""
 
 
 def _problems(error: ValidationError, cls: type[Settings], value: object, key: str) -> Iterator[str]:
-    needed: dict[tuple[str, str, bool], list[str]] = {}  # of a setting of several types each says what it needs
+    wrong: dict[tuple[str, str], list[str]] = {}  # of a setting of several types each says what it must be
     for found in error.errors(include_url=False):
-        name, owner = _place(cls, value, found["loc"], key)
-        cause = found.get("ctx", {}).get("error")
-        if isinstance(cause, _BrokenGroupError):
-            yield from _problems(cause.error, cause.cls, found["input"], name)
-        elif isinstance(cause, _BrokenRulesError):
-            yield from (_join(name, problem) for problem in cause.problems)
-        elif isinstance(cause, UserError):
-            yield str(cause)
+        name, message = _name(found, value, key), found["msg"]
+        if found["type"] == "rule":
+            yield _join(name, message)
+        elif found["type"] == "value_error":
+            yield message.removeprefix("Value error, ")
         elif found["type"] == "missing":
             yield f"{name} is missing"
         elif found["type"] == "extra_forbidden":
-            yield f"{name} is not a setting ({_nearest_setting(name, owner)})"
+            yield f"{name} is not a setting{_nearest_setting(name, set(names_in(cls, key)))}"
         else:
-            limits = found.get("ctx", {}).items()
-            bounds = {bound: f"{limit:.15g}" for bound, limit in limits if isinstance(limit, int | float)}
-            message = found["msg"].removeprefix("Value error, must be ")
-            text = _KINDS_OF_VALUES[found["type"]].format_map(bounds) if found["type"] in _KINDS_OF_VALUES else message
-            if found["type"] == "literal_error":
-                text = found["ctx"]["expected"].replace("'", "")
-            field = owner.model_fields.get(name.rpartition(".")[2])
-            may_be_null = field is not None and type(None) in get_args(field.annotation)
-            needed.setdefault((name, _shown(found["input"]), may_be_null), []).append(text)
-    for (name, what, may_be_null), texts in needed.items():
-        yield f"{name} is {what}, and must be {' or '.join(dict.fromkeys([*texts, *['null'] * may_be_null]))}"
+            for long, short in _SHORTER.items():
+                message = message.replace(long, short)
+            wrong.setdefault((name, _shown(found["input"])), []).append(message)
+    for (name, shown), needed in wrong.items():
+        yield f"{name} is {shown}, and must be {' or '.join(dict.fromkeys(needed))}"
 
 
-def _nearest_setting(key: str, cls: type[Settings]) -> str:
-    """Return the nearest name of a group's, or one like it of the groups in it: `trainer.max_steps` for `max_steps`."""
-    *groups, name = key.split(".")
-    known = sorted(set(names_in(cls)), key=lambda known: (known.count("."), known.startswith("recipe."), known))
-    last = {known.rpartition(".")[2]: known for known in reversed(known)}
-    close = get_close_matches(name, list(last), n=1, cutoff=0.7)
-    return f"the nearest is {'.'.join([*groups, last[close[0]]])}" if close else nearest(name, list(cls.model_fields))
-
-
-def _place(cls: type[Settings], value: object, loc: tuple[int | str, ...], key: str) -> tuple[str, type[Settings]]:
-    """Return the dotted name of a place, and the class of the group that it is in; types of a union are left out."""
-    for part in loc:
-        is_group = isinstance(value, Mapping | Settings)
-        if is_group:
-            fields = cls.model_fields
-            key = _join(key, str(part))
-            value = value.get(part) if isinstance(value, Mapping) else getattr(value, str(part), None)
-            inner = _class_in(fields[part].annotation) if isinstance(part, str) and part in fields else None
-            cls = inner if inner is not None and isinstance(value, Mapping | Settings) else cls
-        elif isinstance(part, int) and isinstance(value, list | tuple):
+def _name(found: Mapping[str, Any], value: object, key: str) -> str:
+    """Return the dotted name of the setting that an error is about: its place, without the types of a union."""
+    for part in found["loc"]:
+        if isinstance(value, Mapping) and (part in value or found["type"] == "missing"):
+            key, value = _join(key, part), value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
             key, value = f"{key}[{part}]", value[part]
-    return key, cls
+    return key
 
 
-def _class_in(annotation: object) -> type[Settings] | None:
-    for option in (annotation, *get_args(annotation)):
-        if isinstance(option, type) and issubclass(option, Settings):
-            return option
-    return None
+def _nearest_setting(name: str, known: Collection[str]) -> str:
+    last = name.rpartition(".")[2]
+    near = [one for one in sorted(known) if one.startswith("recipe.") <= name.startswith("recipe.")]
+    close = [one for one in near if one.rpartition(".")[2] == last] or get_close_matches(name, near, n=1)
+    return f" (the nearest is {close[-1]})" if close else ""
 
 
 def _join(key: str, name: str) -> str:
@@ -273,5 +225,4 @@ def _join(key: str, name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    words = ((None, "null"), (True, "true"), (False, "false"))
-    return next((word for constant, word in words if value is constant), f"{value!r:.200}")
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value!r:.200}"

@@ -136,6 +136,13 @@ def _load(plugin: str) -> None:
     loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
 
 
+def checksum(entry: Entry) -> str | None:
+    """Return the checksum of the file that an outside part comes from; None for a shipped part."""
+    module = entry.factory.__module__
+    source = None if module.startswith("transformer_xl.") else getattr(sys.modules.get(module), "__file__", None)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None
+
+
 def _origin(factory: Callable[..., Any]) -> str:
     return f"{factory.__module__}.{factory.__qualname__}"
 

@@ -179,6 +179,7 @@ _SHORTER = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "valid integer": "whole number",
+    "a valid boolean": "true or false",
 }
 """Words of pydantic's messages, and what stands for them in ours."""
 

@@ -339,7 +339,7 @@ def test_without_anything_to_begin_after_a_prompt_is_asked_for() -> None:
         ({"mem_len": -1}, "mem_len is -1"),
         ({"stop": [""]}, "stop"),
         ({"seed": 1.5, "top_k": "x"}, "top_k is 'x', .*; seed is 1.5, and must be a whole number$"),
-        ({"same_length": 1}, "^same_length is 1, and must be true or false or null$"),
+        ({"same_length": 1}, "^same_length is 1, and must be true or false$"),
     ],
     ids=str,
 )

@@ -178,7 +178,8 @@ _SHORTER = {
     "String should match": "a text that matches",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
-    "valid integer": "whole number",
+    "a valid integer": "a whole number",
+    "a valid list": "a list",
     "a valid boolean": "true or false",
 }
 """Words of pydantic's messages, and what stands for them in ours."""

@@ -215,8 +215,8 @@ def file_at(address: str, body: bytes = ZIP) -> WebFile:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[HubServer]:
-    with hub_on_this_machine(tmp_path / "hub") as server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with hub_on_this_machine(monkeypatch, tmp_path / "hub") as server:
         yield server
 
 

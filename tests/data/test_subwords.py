@@ -301,7 +301,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     folder.mkdir()
     GPT2.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer.py").write_text("raise SystemExit('it ran')")
-    with hub_on_this_machine(tmp_path / "hub") as server:
+    with hub_on_this_machine(monkeypatch, tmp_path / "hub") as server:
         server.repositories[NAME] = folder
         yield server
 

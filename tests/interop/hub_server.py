@@ -139,12 +139,12 @@ def serving() -> Iterator[HubServer]:
 
 
 @contextmanager
-def hub_on_this_machine(folder: Path) -> Iterator[HubServer]:
+def hub_on_this_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[HubServer]:
     """Serve a Hub that the client takes for the real one, with its cache in a folder."""
-    with serving() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with serving() as server:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        patch.setattr(constants, "ENDPOINT", server.endpoint)
-        patch.setattr(constants, "HF_HUB_CACHE", str(folder))
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
         yield server

@@ -22,7 +22,7 @@ NAME = "someone/small-model"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.chdir(tmp_path)
-    with hub_on_this_machine(tmp_path / "hub") as server:
+    with hub_on_this_machine(monkeypatch, tmp_path / "hub") as server:
         yield server
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -22,7 +22,6 @@ from tests.data.tokenizers_of_others import (
     learnt,
     like_bert,
     like_llama_2,
-    of_whole_pieces,
 )
 from tests.interop.hub_server import HubServer, hub_on_this_machine
 from transformer_xl.data import subwords
@@ -78,13 +77,9 @@ def test_parts_that_are_cut_have_the_ids_of_the_whole(kind: str, text: str, miss
     assert whole == tokenizer.encode(text).tolist()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=BORDERS, missing=st.integers(0, 3), window=st.integers(1, 9))
-def test_the_last_border_is_behind_a_letter_that_white_space_follows(
-    text: str, missing: int, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subwords, "_WINDOW", window)
-    data = text.encode()
+@given(text=BORDERS, missing=st.integers(0, 3), behind=st.sampled_from(["", "." * 5000]))
+def test_the_last_border_is_behind_a_letter_that_white_space_follows(text: str, missing: int, behind: str) -> None:
+    data = (text + behind).encode()
     data = data[: len(data) - missing]
     whole = data.decode(errors="ignore")
     places = [place for place in range(1, len(whole)) if whole[place - 1].isalnum() and whole[place] in ENDS]
@@ -158,14 +153,10 @@ def test_ids_that_a_tokenizer_leaves_out_are_counted_and_stand_for_nothing() -> 
     assert (tokenizer.size, tokenizer.decode([64, 990, 65]), tokenizer.symbol(990)) == (1001, "ab", "#990")
 
 
-def test_subwords_are_shown_as_text_and_parts_of_characters_as_bytes() -> None:
+def test_subwords_are_shown_as_text() -> None:
     tokenizer = KINDS["gpt2"].with_end_of_document()
-    shown = [tokenizer.symbol(number) for number in tokenizer.encode(" the\u4e0d\n").tolist()]
-    assert "".join(shown).startswith("' ")
-    assert [tokenizer.symbol(tokenizer.encode(text)[0]) for text in "a "] == ["a", "' '"]
-    symbols = [tokenizer.symbol(number) for number in range(256)]
-    for byte in (*range(0x80, 0x100), 0x00, 0x0A, 0x7F):
-        assert symbols.count(ascii(bytes([byte]))) + symbols.count(ascii(chr(byte))) == 1
+    assert [tokenizer.symbol(tokenizer.encode(text)[0]) for text in ("a", " ", "\n")] == ["a", "' '", r"'\n'"]
+    assert "\ufffd" not in "".join(map(tokenizer.symbol, range(tokenizer.size))), "parts of characters by name"
     assert tokenizer_of(like_bert()).symbol(6) == "##s"
     marked = tokenizer_of(like_llama_2())
     assert len({marked.symbol(number) for number in range(marked.size)}) == marked.size
@@ -177,30 +168,26 @@ def test_what_a_tokenizer_cannot_do_is_said() -> None:
     described["added_tokens"] = []
     with pytest.raises(UserError, match=r"the tokenizer cannot say the text: .*UNK"):
         SubwordTokenizer(described, end_of_document=None).encode("dog")
-    for end in (-1, 702):
-        with pytest.raises(UserError, match=f"{end}.*from 0 to 700"):
-            SubwordTokenizer(contents(byte_level(SPLITTING["gpt2"])), end_of_document=end)
+    with pytest.raises(UserError, match="has 700 sub-words, and 702 ends"):
+        SubwordTokenizer(contents(byte_level(SPLITTING["gpt2"])), end_of_document=702)
 
 
 @pytest.mark.parametrize(
     ("part", "value"),
     [
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAA//8="}),
         ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
         ("decoder", {"type": "Unheard"}),
         ("added_tokens", "a"),
         ("model", None),
         ("model", {"type": "BPE", "vocab": {"\ud800": 0}, "merges": []}),
-        ("model", {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 0}),
-        ("model", {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 7}),
     ],
-    ids=range(8),
+    ids=range(5),
 )
 def test_a_damaged_tokenizer_is_refused_in_one_line(part: str, value: object) -> None:
     described = KINDS["gpt2"].to_json()
     assert isinstance(described["tokenizer"], dict)
-    with pytest.raises(UserError, match=r"^the tokenizer") as caught:
-        tokenizer_from_json(described | {"tokenizer": described["tokenizer"] | {part: value}}).encode("a\u00e9")
+    with pytest.raises(UserError) as caught:
+        tokenizer_from_json(described | {"tokenizer": described["tokenizer"] | {part: value}})
     assert "\n" not in str(caught.value)
 
 
@@ -210,8 +197,8 @@ def test_frequent_words_are_learnt_the_same_from_the_same_texts() -> None:
     assert len(tokenizer.encode(" the cat")) == 2
     assert learnt([TEXT], size=280).hash() == tokenizer.hash()
     assert learnt(["abcdefgh"], size=1000).size == learnt([], size=1000).size == 256, "what comes once is not learnt"
-    with pytest.raises(UserError, match=r"data\.bpe_size is 255.*at least 256"):
-        learnt([TEXT], size=255)
+    long = learnt(["ACGT" * 20_000], size=1000)
+    assert max(len(long.decode([number])) for number in range(long.size)) == 256, "a longer word is cut"
 
 
 def test_a_mistake_in_the_texts_stays_what_it_is() -> None:
@@ -221,14 +208,6 @@ def test_a_mistake_in_the_texts_stays_what_it_is() -> None:
 
     with pytest.raises(UserError, match=r"^the file is damaged$"):
         SubwordTokenizer.learn(parts(), LearnSettings(bpe_size=300))
-
-
-@pytest.mark.parametrize("letters", ["ACGT", " ", ".,", "\u4ed6"])
-def test_a_text_that_is_one_word_is_learnt_in_short_words(letters: str) -> None:
-    text = letters * (10_000 // len(letters))
-    texts = list(subwords._training_texts([Part(text.encode())]))
-    assert "".join(texts) == text
-    assert max(map(len, texts)) <= 256
 
 
 def refused(name: str, *words: str) -> None:
@@ -270,21 +249,10 @@ def test_the_end_of_documents_is_a_special_token_that_has_such_a_name(
     assert tokenizer_from_json(json.loads(json.dumps(ending.to_json()))).end_of_document == ending.end_of_document
 
 
-def test_a_token_that_texts_hold_ends_no_document(tmp_path: Path) -> None:
-    of_whole_pieces().save(str(tmp_path / "tokenizer.json"))
-    assert load_pretrained(str(tmp_path)).end_of_document is None
-
-
-@pytest.mark.parametrize(
-    "written", ["", "[]", "{}", "[" * 100_000, "\x00\xff\xfe", "#version: 0.2\n", GPT2.to_str()[:-300]]
-)
-def test_a_damaged_file_is_named(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tokenizer.json").write_text(written, encoding="latin-1", errors="replace")
-    refused(str(tmp_path), "tokenizer.json")
-    refused(str(tmp_path / "tokenizer.json"), "is no tokenizer.json")
-    monkeypatch.setattr(subwords, "_LARGEST_BYTES", 1 << 20)
-    (tmp_path / "corpus.txt").write_text("a" * ((1 << 20) + 1))
-    refused(str(tmp_path / "corpus.txt"), "it has more than 1 MB")
+@pytest.mark.parametrize("written", ["", "[]", "{}", "[" * 100_000, "#version: 0.2\n", GPT2.to_str()[:-300]])
+def test_a_damaged_file_is_named(written: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(written)
+    refused(str(tmp_path), "gives no tokenizer.json")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike, NDArray
 
-from tests.data.conftest import TextConfigs
 from tests.data.tokenizers_of_others import byte_fallback, learnt
-from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import (
     EOD,
@@ -32,7 +26,7 @@ from transformer_xl.data.tokenizer import (
 )
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
-from transformer_xl.registry import lookup, register
+from transformer_xl.registry import lookup
 
 MOSES = ["<eos>", "<unk>", "the", '"', "'", "'s", "@-@", "@,@", "@.@", "23", "000", ",", ".", "(", ")", "dogs"]
 SYMBOLS = ["<eos>", "the", "cat", "<unk>"]
@@ -84,7 +78,6 @@ def test_a_saved_vocabulary_is_the_same(kind: str, tmp_path: Path) -> None:
     assert (type(loaded), loaded.to_json(), loaded.hash()) == (type(tokenizer), tokenizer.to_json(), tokenizer.hash())
     assert [path.name for path in tmp_path.iterdir()] == ["vocabulary.json"]
     assert loaded.encode(loaded.decode([2, 1])).tolist() == tokenizer.encode(tokenizer.decode([2, 1])).tolist()
-    assert pickle.loads(pickle.dumps(tokenizer)).hash() == tokenizer.hash()
     assert loaded.hash()[:8] == HASHES.get(kind, loaded.hash()[:8]), "vocabularies of older runs keep their hash"
 
 
@@ -141,20 +134,16 @@ def test_bytes_need_not_be_utf8() -> None:
 def test_what_a_vocabulary_lacks_is_named_with_its_place() -> None:
     for character in "c\u4e2d\U0001f600":
         for known in (CharTokenizer(["a", "\u00e9"]), CharTokenizer(["a", "\u00e9", EOD])):
-            with pytest.raises(EncodeError, match=rf"U\+{ord(character):04X}.*of 2 characters lacks.*byte 3") as caught:
+            with pytest.raises(EncodeError, match=rf"U\+{ord(character):04X}.*of 2 characters lacks.*byte 3"):
                 known.encode(f"a\u00e9{character}a{character}")
-            assert pickle.loads(pickle.dumps(caught.value)).byte == 3
     lower = CharTokenizer(["i", "\u0307", "a"], lower_case=True)
     assert lower.encode("A\u0130").tolist() == [2, 0, 1], "this letter becomes two"
-    with pytest.raises(EncodeError, match=r"'Z' \(U\+005A\).*byte 4"):
-        lower.encode("\u0130\u0130Za")
     with pytest.raises(EncodeError, match=r"byte 0x61.*of 4 bytes lacks.*at byte 3"):
         KINDS["ranked_byte"].encode("e\u00e9a")
-    for tokenizer in (KINDS["byte"], KINDS["char"], KINDS["bpe"]):
-        with pytest.raises(EncodeError, match=r"U\+D800.*byte 1,"):
-            tokenizer.encode("a\ud800")
     with pytest.raises(EncodeError, match=r"0xff.*not UTF-8.*at byte 1,"):
         KINDS["char"].encode_part(Part(b"a\xff"))
+    with pytest.raises(EncodeError, match=r"U\+DCFF.*byte 1,"):
+        KINDS["char"].encode("a\udcff")
     for word in ("8", "-1", "x", "9" * 5000, "\u0663", "\u00b2"):
         with pytest.raises(UserError, match="0 to 7"):
             SymbolTokenizer(8).encode(f"1 {word}")
@@ -264,12 +253,6 @@ def test_what_a_text_needs_more_goes_behind_the_old_ids() -> None:
     assert KINDS["wikitext"].for_split_text().encode("the @,@").tolist() == [1, 3]
 
 
-def test_a_text_with_few_blanks_is_none_for_words() -> None:
-    assert WordTokenizer.unfit("the cat " * 9) is None
-    assert "few blanks" in str(WordTokenizer.unfit("\u4ed6\u8bf4" * 20 + " " + "x" * 9))
-    assert CharTokenizer.unfit("x" * 99) is None
-
-
 @pytest.mark.parametrize("name", sorted({*KINDS, *MORE} - {"moses"}))  # a rule of Moses may join what is written
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
@@ -328,48 +311,6 @@ def test_symbols_are_shown_on_one_line() -> None:
     ]
 
 
-@register("tokenizer", "pairs of this test")
-class Pairs(Tokenizer):
-    """Pairs of letters: what a tokenizer from outside defines."""
-
-    kind = "pairs of this test"
-    unit = "bpb"
-
-    def __init__(self, pairs: list[str]) -> None:
-        self.pairs = pairs
-        self.size = len(pairs)
-
-    @classmethod
-    def learn(cls, parts: Iterable[Part], settings: LearnSettings) -> Pairs:
-        texts = (part.data.decode() for part in parts)
-        return cls(sorted({text[place : place + 2] for text in texts for place in range(0, len(text), 2)}))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Pairs:
-        return cls(data["pairs"])
-
-    def to_json(self) -> dict[str, object]:
-        return {"format": 1, "kind": self.kind, "pairs": self.pairs}
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        return np.array([self.pairs.index(text[place : place + 2]) for place in range(0, len(text), 2)], np.int64)
-
-    def decode(self, ids: ArrayLike) -> str:
-        return "".join(self.pairs[number] for number in np.asarray(ids).tolist())
-
-
-def test_a_tokenizer_from_outside_makes_a_corpus(tmp_path: Path, text_config: TextConfigs) -> None:
-    (tmp_path / "text.txt").write_text("\u4ed6abab" * 99)
-    config = text_config(tmp_path / "text.txt", tokenizer=Pairs.kind, valid_fraction=0.0, test_fraction=0.0)
-    found = open_corpus(config, announce=print, seed=0)
-    assert found.vocabulary.decode(found.tokens["train"][:]) == "\u4ed6abab" * 99
-    assert found.text_bytes["train"] == 7 * 99
-    assert load_vocabulary(found.folder / "vocabulary.json").hash() == found.vocabulary.hash()
-    assert found.vocabulary.symbol(0) == "ab"
-    decoder = found.vocabulary.decoder()
-    assert [decoder.feed(number) for number in found.tokens["train"][:][:2].tolist()] == ["\u4ed6a", "ba"]
-
-
 @pytest.mark.parametrize(
     "written",
     [
@@ -380,28 +321,17 @@ def test_a_tokenizer_from_outside_makes_a_corpus(tmp_path: Path, text_config: Te
         '{"format": 1}',
         '{"format": 2, "kind": "byte"}',
         '{"format": 1, "kind": "pickle"}',
-        '{"format": 1, "kind": ["char"]}',
         '{"format": 1, "kind": "char"}',
         '{"format": 1, "kind": "char", "symbols": []}',
         '{"format": 1, "kind": "char", "symbols": ["a", 1]}',
         '{"format": 1, "kind": "char", "symbols": ["a", "a"]}',
         '{"format": 1, "kind": "char", "symbols": ["ab"]}',
-        '{"format": 1, "kind": "char", "symbols": ["\\ud800"]}',
-        '{"format": 1, "kind": "char", "symbols": ["a"], "lower_case": "yes"}',
         '{"format": 1, "kind": "word", "symbols": ["a", "<eos>", "<unk>"]}',
         '{"format": 1, "kind": "word", "symbols": ["<eos>", "a"]}',
-        '{"format": 1, "kind": "word", "symbols": ["<eos>", "<unk>"], "line_ends": null}',
-        '{"format": 1, "kind": "wikitext", "symbols": ["<eos>"]}',
         '{"format": 1, "kind": "sentence", "symbols": ["<S>", "a"]}',
         '{"format": 1, "kind": "ranked_byte"}',
         '{"format": 1, "kind": "ranked_byte", "values": []}',
-        '{"format": 1, "kind": "ranked_byte", "values": [1, 1]}',
-        '{"format": 1, "kind": "ranked_byte", "values": [true, 2]}',
-        '{"format": 1, "kind": "ranked_byte", "values": [256]}',
         '{"format": 1, "kind": "ranked_byte", "values": [257]}',
-        '{"format": 1, "kind": "symbol", "size": true}',
-        '{"format": 1, "kind": "symbol", "size": 1, "end_of_document": true}',
-        '{"format": 1, "kind": "byte", "end_of_document": 1}',
         '{"format": 1, "kind": "bpe", "tokenizer": {}}',
         '{"format": 1, "kind": "bpe", "tokenizer": {"model": {"type": "BPE", "vocab": {}, "merges": []}}}',
         '{"format": 1, "kind": "bpe", "tokenizer": "pickle"}',

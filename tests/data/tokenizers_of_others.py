@@ -80,16 +80,6 @@ def like_llama_2() -> Tokenizer:
     return tokenizer
 
 
-def of_whole_pieces() -> Tokenizer:
-    """Unigram, which finds the name of its special token in a text."""
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyz<>/")]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>"])
-    return tokenizer
-
-
 def contents(tokenizer: Tokenizer) -> dict[str, Any]:
     value = json.loads(tokenizer.to_str())
     assert isinstance(value, dict)

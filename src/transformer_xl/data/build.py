@@ -46,7 +46,6 @@ from transformer_xl.errors import UserError, locked, naming_file
 from transformer_xl.settings import plain
 
 _ATTEMPTS = 5
-_SAMPLE = 1 << 20
 _NOT_OF_THE_TOKENS = {*DataConfig.model_fields} - {"kind"} | {
     *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download"),
 }
@@ -285,9 +284,6 @@ def _learnt(
         # the published vocabulary of the One Billion Words: the first word of every line
         with sources.vocabulary.path.open(encoding="utf-8") as file:
             return SentenceTokenizer(list(dict.fromkeys(line.split()[0] for line in file if line.strip())))
-    sample = flat.read(ranges[0].start, min(ranges[0].start + _SAMPLE, ranges[0].stop)).tobytes()
-    if published is None and (reason := cls.unfit(sample.decode(errors="ignore"))):
-        raise UserError(f"data.tokenizer is {config.tokenizer!r}, and {sources.setting} {reason}")
     learnt: Tokenizer = cls.learn(parts, settings)
     return learnt
 

@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +19,28 @@ from transformer_xl import hub, registry
 from transformer_xl.data.tokenizer import (
     EOD,
     FORMAT,
-    ByteDecoder,
-    Decoder,
     Encoded,
     LearnSettings,
     Part,
     Tokenizer,
     character_border,
-    flat_ids,
-    json_value,
     readable,
-    utf8,
 )
 from transformer_xl.errors import UserError, first_line
 
 FILE = "tokenizer.json"
 _ENDS_OF_DOCUMENTS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<eod>",
-    "<|eos|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<|im_end|>",
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<eod>", "<|eos|>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|im_end|>"),
 )
 """Special tokens that stand behind a text where a tokenizer has them, the first of them before the others."""
-_LARGEST_BYTES = 256 << 20  # ten times the largest that is in use
-_BYTES = 256 << 20  # ten times the largest that is in use
-_ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _BYTES = 256
 """Symbols that byte-level BPE begins with."""
 _PART_BYTES = 1 << 16
 """Of a long text: so much of it at least is one piece of work."""
 # Merging takes the square of a word's length, and a text can be one word: DNA, base64, a line of blanks.
-_LONG_WORD = re.compile(r"\w{256}|\s{256}|[^\w\s]{256}")
-_BORDER = re.compile(rb"(?<=[0-9A-Za-z\x80-\xff])(?:[ \t\r\n]|\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])")
-_WINDOW = 1 << 12
-_WIDEST_BORDER = 3
-_WIDEST_CHARACTER = 4
+_LONG_WORD = re.compile(r"(\w{256}|\s{256}|[^\w\s]{256})")
+_BORDER = re.compile("(?<=[^\\W_])(?=[ \t\r\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
 _PROBES = (
     ("The old cat", " sat, on 12"),
     ("in 1906", " it"),
@@ -85,29 +69,34 @@ class SubwordTokenizer(Tokenizer):
     sample_bytes = 200_000_000
     uses_all_cores = True
 
-    def __init__(self, description: Mapping[str, object], *, end_of_document: int | None) -> None:
+    def __init__(self, description: Mapping[str, Any], end_of_document: int | None) -> None:
         """Load a tokenizer; `UserError` where it is damaged.
 
         Args:
             description: the contents of a `tokenizer.json`.
             end_of_document: an id of the tokenizer's, or the one after its last, or None.
         """
-        model = description.get("model")
-        if isinstance(model, dict) and model.get("dropout") is not None:
-            model = model | {"dropout": None}
+        from tokenizers import Tokenizer, decoders
+
         # what would change ids from one text to the next, or one reading of it to another
+        model = {**description["model"], **({"dropout": None} if description["model"].get("dropout") else {})}
         settled = {"truncation": None, "padding": None, "post_processor": None, "model": model}
         self.description: dict[str, Any] = {**description, **settled}
-        self._tokenizer = _loaded(self.description)
+        with _refusing("the tokenizer is damaged, or of a newer kind than is known here"):
+            self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
+        self._tokenizer.encode_special_tokens = True  # as what they are in the text: letters
         self._ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        if not self._ids:
-            raise UserError("the tokenizer has no sub-words, and must have at least 1")
-        if end_of_document is not None and not 0 <= end_of_document <= self._ids:
-            raise UserError(f"a document's end has the id {end_of_document}, and must have one from 0 to {self._ids}")
+        if not self._ids or (end_of_document is not None and not 0 <= end_of_document <= self._ids):
+            raise UserError(f"the tokenizer has {self._ids} sub-words, and {end_of_document} ends a document")
         self.end_of_document = self.start = end_of_document
         self.size = self._ids + (end_of_document == self._ids)
-        number, name = self.description["model"].get("unk_id"), self.description["model"].get("unk_token")
+        number, name = model.get("unk_id"), model.get("unk_token")
         self.unknown = number if isinstance(number, int) else self._tokenizer.token_to_id(name) if name else None
+        self._is_of_bytes = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the library's own copies take special tokens in a text for what they name
+        return SubwordTokenizer, (self.description, self.end_of_document)
 
     @classmethod
     def learn(cls, parts: Iterable[Part], settings: LearnSettings) -> SubwordTokenizer:
@@ -115,8 +104,6 @@ class SubwordTokenizer(Tokenizer):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         assert settings.bpe_size is not None
-        if settings.bpe_size < _BYTES:
-            raise UserError(f"data.bpe_size is {settings.bpe_size}, and must be at least {_BYTES}: each byte is one")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         tokenizer.decoder = decoders.ByteLevel()
@@ -128,35 +115,20 @@ class SubwordTokenizer(Tokenizer):
             special_tokens=[],
         )
         # the library takes 256 texts at a time into memory
-        tokenizer.train_from_iterator(_training_texts(parts), trainer)
-        return cls(json.loads(tokenizer.to_str()), end_of_document=None)
+        pieces = (piece for part in parts for piece in in_parts(part.data, last_border, size=_PART_BYTES))
+        tokenizer.train_from_iterator((text for piece in pieces for text in _LONG_WORD.split(piece.decode())), trainer)
+        return cls(json.loads(tokenizer.to_str()), None)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> SubwordTokenizer:
-        end = None if data.get("end_of_document") is None else json_value(data, "end_of_document", int)
-        return cls(json_value(data, "tokenizer", dict), end_of_document=end)
+    def from_json(cls, data: Mapping[str, Any]) -> SubwordTokenizer:
+        return cls(data["tokenizer"], data.get("end_of_document"))
 
     def to_json(self) -> dict[str, object]:
         end = {"end_of_document": self.end_of_document}
         return {"format": FORMAT, "kind": self.kind, "tokenizer": self.description} | end
 
     def with_end_of_document(self) -> SubwordTokenizer:
-        return self if self.end_of_document is not None else self._ending_with(self._ids)
-
-    def with_special(self) -> SubwordTokenizer:
-        """Return the tokenizer with that special token of its own as the end of a document which stands behind texts.
-
-        One that the tokenizer also finds in a text as text is none.
-        """
-        added = self._tokenizer.get_added_tokens_decoder()
-        special = {token.content: number for number, token in added.items() if token.special}
-        for name in _ENDS_OF_DOCUMENTS:
-            if name in special and not any(special[name] in self.encode(text) for text in (name, f"a {name} a{name}a")):
-                return self._ending_with(special[name])
-        return self
-
-    def _ending_with(self, number: int) -> SubwordTokenizer:
-        return SubwordTokenizer(self.description, end_of_document=number)
+        return self if self.end_of_document is not None else SubwordTokenizer(self.description, self._ids)
 
     @classmethod
     def learning_split_point(cls, data: bytes) -> int:
@@ -166,81 +138,49 @@ class SubwordTokenizer(Tokenizer):
         return last_border(data) if self._can_be_cut else 0
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        return self.encode_part(Part(utf8(text, restores_bytes=False))).ids
+        return self.encode_part(Part(text.encode("utf-8", errors="surrogateescape"))).ids
 
     def encode_part(self, part: Part) -> Encoded:
         return self.encode_parts([part])[0]
 
     def encode_parts(self, parts: Sequence[Part]) -> list[Encoded]:
         """Return several parts as ids, on all cores; a long one is cut where that changes nothing."""
-        counts, texts = [], []
+        texts = []
         for part in parts:
             self.text_of_bytes(part.data)
-            pieces = [piece.decode() for piece in in_parts(part.data, self.split_point, size=_PART_BYTES)]
-            counts.append(len(pieces))
-            texts += pieces
+            texts.append([piece.decode() for piece in in_parts(part.data, self.split_point, size=_PART_BYTES)])
         with _refusing("the tokenizer cannot say the text"):
-            found = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        ends = np.cumsum(counts).tolist()
-        ids = [
-            np.concatenate([np.array(some, np.int64) for some in found[end - count : end]])
-            for end, count in zip(ends, counts, strict=True)
-        ]
-        return [self._encoded(some, len(part.data)) for some, part in zip(ids, parts, strict=True)]
-
-    def _encoded(self, ids: NDArray[np.int64], given: int) -> Encoded:
-        known = ids if self.unknown is None else ids[ids != self.unknown]
-        text_bytes = int(self._width_of_id[known].sum()) if self.is_of_bytes else len(self.decode(known).encode())
-        return Encoded(ids, unknown=len(ids) - len(known), text_bytes=min(text_bytes, given))
+            found = iter(self._tokenizer.encode_batch_fast([*chain.from_iterable(texts)], add_special_tokens=False))
+        encoded = []
+        for part, pieces in zip(parts, texts, strict=True):
+            ids = np.fromiter(chain.from_iterable(next(found).ids for _ in pieces), np.int64)
+            known = ids if self.unknown is None else ids[ids != self.unknown]
+            given = len(part.data)
+            text_bytes = given if self._is_lossless else min(len(self.decode(known).encode()), given)
+            encoded.append(Encoded(ids, unknown=len(ids) - len(known), text_bytes=text_bytes))
+        return encoded
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
-        numbers = flat_ids(ids, size=self.size)
+        numbers = np.asarray(ids, np.int64).reshape(-1)
         first, *others = np.split(numbers, np.flatnonzero(numbers == self.end_of_document))
-        with _refusing("the tokenizer cannot write its ids as text"):
-            texts = self._tokenizer.decode_batch(
-                [some.tolist() for some in (first, *(some[1:] for some in others))], skip_special_tokens=False
-            )
-        return EOD.join(texts)
-
-    def decode_bytes(self, ids: ArrayLike) -> bytes:
-        if not self.is_of_bytes:
-            return super().decode_bytes(ids)
-        return b"".join(map(self._bytes_of, flat_ids(ids, size=self.size).tolist()))
-
-    def decoder(self, after: Sequence[int] = ()) -> Decoder:
-        # not the library's DecodeStream, which refuses ids whose text changes the one before, as drawn ids may
-        return ByteDecoder(self, after=after) if self.is_of_bytes else super().decoder(after)
+        documents = [first.tolist(), *(some[1:].tolist() for some in others)]
+        return EOD.join(self._tokenizer.decode_batch(documents, skip_special_tokens=False))
 
     def symbol(self, number: int) -> str:
-        name = self._tokenizer.id_to_token(number)
         if number == self.end_of_document:
             return EOD
-        if name is None:
-            return f"#{number}"  # an id that the tokenizer leaves out
-        if not self.is_of_bytes or not _byte_of_letter().keys() >= set(name):
-            return readable(name)
-        data = self._bytes_of(number)
-        text = data.decode(errors="replace")
-        return readable(ascii(data) if "\ufffd" in text else text)
+        text = self.decode([number]) if self._is_of_bytes else "\ufffd"
+        name = self._tokenizer.id_to_token(number) or f"#{number}"  # an id that the tokenizer leaves out
+        return readable(name if "\ufffd" in text or not text else text)
 
     @cached_property
-    def is_of_bytes(self) -> bool:
-        """Whether the ids stand for bytes, as those of byte-level BPE do."""
-        from tokenizers.decoders import ByteLevel
+    def _is_lossless(self) -> bool:
+        """Whether any text comes back, as from byte-level BPE that has all bytes."""
+        from tokenizers.pre_tokenizers import ByteLevel
 
-        return isinstance(self._tokenizer.decoder, ByteLevel)
-
-    @cached_property
-    def _width_of_id(self) -> NDArray[np.int64]:
-        return np.array([len(self._bytes_of(number)) for number in range(self.size)], np.int64)
-
-    def _bytes_of(self, number: int) -> bytes:
-        if number == self.end_of_document:
-            return EOD.encode()
-        name = self._tokenizer.id_to_token(number) or ""  # an id that the tokenizer leaves out, in decoding too
-        byte_of = _byte_of_letter()
-        return bytes(map(byte_of.__getitem__, name)) if byte_of.keys() >= set(name) else name.encode()
+        all_bytes = self._tokenizer.get_vocab().keys() >= set(ByteLevel.alphabet())
+        return self._is_of_bytes and all_bytes and self._tokenizer.normalizer is None
 
     @cached_property
     def _can_be_cut(self) -> bool:
@@ -257,16 +197,8 @@ class SubwordTokenizer(Tokenizer):
 
     def _words(self, text: str) -> list[str]:
         normalizer = self._tokenizer.normalizer
-        with _refusing("the tokenizer cannot split the text"):
-            normal = text if normalizer is None else normalizer.normalize_str(text)
-            return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"description": self.description, "end_of_document": self.end_of_document}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # the library's own copies take special tokens in a text for what they name
-        self.__init__(**state)  # type: ignore[misc]
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
 
 
 def load_pretrained(name: str) -> SubwordTokenizer:
@@ -280,14 +212,12 @@ def load_pretrained(name: str) -> SubwordTokenizer:
     """
     try:
         path = local_path(name) or hub.fetch(name, [FILE]) / FILE
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise UserError(f"it has more than {_LARGEST_BYTES >> 20} MB")
-        contents = json.loads(path.read_bytes())
-        if not isinstance(contents, dict):
-            raise UserError("it must be a JSON object")
-        return SubwordTokenizer(contents, end_of_document=None).with_special()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"data.tokenizer is {name!r}, which is no {FILE}: {first_line(error)}") from error
+        description = json.loads(path.read_bytes())
+        added = description["added_tokens"]
+        ends = {token["content"]: token["id"] for token in added if token["special"]}
+        return SubwordTokenizer(description, next((ends[name] for name in _ENDS_OF_DOCUMENTS if name in ends), None))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"data.tokenizer is {name!r}, which gives no {FILE}: {first_line(error)}") from error
 
 
 def local_path(name: str) -> Path | None:
@@ -305,16 +235,11 @@ def last_border(data: bytes) -> int:
     word of letters or digits where white space begins, whatever follows, and looks back at nothing from there; the same
     holds for the full-width stops of Chinese and Japanese. Behind a full stop or between two line ends they differ.
     """
-    stop = len(data)
-    while stop > 0:
-        start = max(stop - _WINDOW, 0)
-        # a border that begins in this window may end in the next
-        places = [border.start() for border in _BORDER.finditer(data, start, stop + _WIDEST_BORDER - 1)]
-        for place in reversed(places):
-            before = data[max(place - _WIDEST_CHARACTER, 0) : place].decode("utf-8", errors="ignore")
-            if data[place - 1] < 0x80 or before[-1:].isalnum():
-                return place
-        stop = start
+    for start in (max(len(data) - (1 << 12), 0), 0):
+        text = data[start:].decode("utf-8", errors="surrogateescape")
+        places = [border.start() for border in _BORDER.finditer(text)]
+        if places:
+            return start + len(text[: places[-1]].encode("utf-8", errors="surrogateescape"))
     return 0
 
 
@@ -332,40 +257,9 @@ def in_parts(data: bytes, split_point: Callable[[bytes], int], *, size: int) -> 
     yield data[start:]
 
 
-def _training_texts(parts: Iterable[Part]) -> Iterator[str]:
-    for part in parts:
-        for piece in in_parts(part.data, last_border, size=_PART_BYTES):
-            words = piece.decode()
-            start = 0
-            for word in _LONG_WORD.finditer(words):
-                yield words[start : word.end()]
-                start = word.end()
-            yield words[start:]
-
-
-def _loaded(description: Mapping[str, object]) -> Any:
-    from tokenizers import Tokenizer
-
-    with _refusing("the tokenizer is damaged, or of a newer kind than is known here"):
-        tokenizer = Tokenizer.from_str(json.dumps(description))
-    tokenizer.encode_special_tokens = True  # as what they are in the text: letters
-    return tokenizer
-
-
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Turn whatever the library raises into `UserError`."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # where a damaged file makes it panic, not even an `Exception`
-        raise UserError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
-
-
-@lru_cache(maxsize=1)
-def _byte_of_letter() -> dict[str, int]:
-    """Return the byte for each letter that byte-level BPE writes it as: those with glyphs stay, the rest move up."""
-    stay = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [value for value in range(_BYTES) if value not in stay]
-    return {chr(value): value for value in stay} | {chr(_BYTES + rank): value for rank, value in enumerate(moved)}
+    except Exception as error:  # whatever the library raises
+        raise UserError(f"{what}: {first_line(error)}") from error

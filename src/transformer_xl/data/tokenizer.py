@@ -7,7 +7,6 @@ from elsewhere is registered as these are, and defines what is abstract here.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import os
@@ -16,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transformer_xl import registry
-from transformer_xl.errors import UserError, atomic_write
+from transformer_xl.errors import UserError, atomic_write, first_line
 
 FORMAT = 1
 """Of a vocabulary's JSON."""
@@ -33,10 +32,6 @@ _SHOWN_CHARACTERS = 40
 _UNREADABLE = "\ufffd"
 _CONTEXT = 8
 """Ids before the first that is decoded: more than the bytes of a character, and than any decoder here looks back at."""
-_MOST_HELD = 16
-"""Ids that may wait for the rest of a character."""
-
-Value = TypeVar("Value")
 
 
 class Part(NamedTuple):
@@ -100,18 +95,6 @@ class LearnSettings:
     bpe_size: int | None = None
 
 
-class Decoder(ABC):
-    """Writes ids as text while they come one by one: whole characters that no further id can change."""
-
-    @abstractmethod
-    def feed(self, number: int) -> str:
-        """Return the text that is settled by the next id, which may be none."""
-
-    @abstractmethod
-    def finish(self) -> str:
-        """Return what waits for more where no more comes; a part of a character is U+FFFD."""
-
-
 class Tokenizer(ABC):
     """Texts as ids from 0 to `size` - 1.
 
@@ -161,8 +144,8 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def from_json(cls, data: Mapping[str, object]) -> Tokenizer:
-        """Return the tokenizer that `to_json` described; `UserError` saying what is wrong."""
+    def from_json(cls, data: Mapping[str, Any]) -> Tokenizer:
+        """Return the tokenizer that `to_json` described."""
 
     @abstractmethod
     def to_json(self) -> dict[str, object]:
@@ -189,11 +172,6 @@ class Tokenizer(ABC):
         return self
 
     @classmethod
-    def unfit(cls, text: str) -> str | None:
-        """Return why a text, of which this is the beginning, is none for such a tokenizer; None: it will do."""
-        return None
-
-    @classmethod
     def learning_split_point(cls, data: bytes) -> int:
         """Return the last place where a document may be cut for `learn`; 0: there is none.
 
@@ -208,7 +186,10 @@ class Tokenizer(ABC):
 
     def text_of_bytes(self, data: bytes) -> str:
         """Return bytes as a text for `encode`; `EncodeError` where they are not UTF-8 and have to be."""
-        return data.decode("utf-8", errors="surrogateescape") if self.any_bytes else utf8_text(data)
+        try:
+            return data.decode("utf-8", errors="surrogateescape" if self.any_bytes else "strict")
+        except UnicodeDecodeError as error:
+            raise EncodeError(f"has the byte {data[error.start]:#04x}, which is not UTF-8 there", error.start) from None
 
     def encode_part(self, part: Part) -> Encoded:
         """Return a part of a document as ids, without `end_of_document`; `EncodeError` as `encode`."""
@@ -227,7 +208,7 @@ class Tokenizer(ABC):
 
     def decoder(self, after: Sequence[int] = ()) -> Decoder:
         """Return a decoder of the ids that follow `after`, whose texts together are what decoding all of them adds."""
-        return _WindowDecoder(self, after=after)
+        return Decoder(self, after[-_CONTEXT:])
 
     def symbol(self, number: int) -> str:
         """Return one id's symbol for people: short, on one line."""
@@ -249,72 +230,52 @@ class Tokenizer(ABC):
             file.write(json.dumps(self.to_json(), ensure_ascii=False) + "\n")
 
 
-def tokenizer_from_json(data: Mapping[str, object]) -> Tokenizer:
+class Decoder:
+    """Writes ids as text while they come one by one: whole characters that no further id can change."""
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
+        self._decode = tokenizer.decode
+        self._ids = list(after)
+        self._written = len(self._ids)
+
+    def feed(self, number: int) -> str:
+        """Return the text that is settled by the next id, which may be none."""
+        self._ids.append(number)
+        new = self.finish()
+        if not new or new.endswith(_UNREADABLE):  # perhaps a part of a character
+            return ""
+        # an id is decoded together with those that were written last, on which its text may depend
+        del self._ids[: self._written]
+        self._written = len(self._ids)
+        return new
+
+    def finish(self) -> str:
+        """Return what waits for more where no more comes; a part of a character is U+FFFD."""
+        before = self._decode(self._ids[: self._written])
+        return self._decode(self._ids)[len(before) :]
+
+
+def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.to_json` described; `UserError` saying what is wrong with it."""
     if data.get("format") != FORMAT:
         raise UserError(f"a vocabulary has format {data.get('format')!a}, and this version reads format {FORMAT}")
-    cls: Any = registry.lookup("tokenizer", json_value(data, "kind", str)).factory
-    tokenizer: Tokenizer = cls.from_json(data)
-    return tokenizer
+    try:
+        cls: Any = registry.lookup("tokenizer", str(data["kind"])).factory
+        tokenizer: Tokenizer = cls.from_json(data)
+        return tokenizer
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"a vocabulary of kind {data.get('kind')!a} is malformed: {first_line(error)}") from error
 
 
 def load_vocabulary(path: str | os.PathLike[str]) -> Tokenizer:
     """Read a file that `Tokenizer.save` wrote; `UserError` naming the file where it is missing or malformed."""
     try:
         data = json.loads(Path(path).read_bytes())
-        if not isinstance(data, dict):
-            raise UserError("it must be a JSON object")
-        return tokenizer_from_json(data)
+        return tokenizer_from_json(data if isinstance(data, dict) else {})
     except OSError as error:
         raise UserError(f"the vocabulary {os.fspath(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{os.fspath(path)!r} is not a vocabulary that this program wrote: {error}") from error
-
-
-def json_value(data: Mapping[str, object], name: str, kind: type[Value], default: Value | None = None) -> Value:
-    """Return a value of a vocabulary's JSON; `UserError` where it is not of this type."""
-    value = data.get(name, default)
-    if type(value) is not kind:
-        raise UserError(f"a vocabulary has {value!a:.40} under {name!r}, and must have a {kind.__name__} there")
-    return value
-
-
-class ByteDecoder(Decoder):
-    """For ids that stand for bytes: a character waits until its last byte is there."""
-
-    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int]) -> None:
-        self._bytes_of = tokenizer.decode_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoder.decode(self._bytes_of(after[-_CONTEXT:]))
-
-    def feed(self, number: int) -> str:
-        return self._decoder.decode(self._bytes_of([number]))
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class _WindowDecoder(Decoder):
-    """For ids whose text depends on a neighbour: each is decoded together with those that were written last."""
-
-    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int]) -> None:
-        self._decode = tokenizer.decode
-        self._ids = list(after[-_CONTEXT:])
-        self._written = len(self._ids)
-
-    def feed(self, number: int) -> str:
-        self._ids.append(number)
-        new = self.finish()
-        is_open = not new or new.endswith(_UNREADABLE)
-        if is_open and len(self._ids) - self._written < _MOST_HELD:
-            return ""
-        del self._ids[: self._written]
-        self._written = len(self._ids)
-        return new
-
-    def finish(self) -> str:
-        before = self._decode(self._ids[: self._written])
-        return self._decode(self._ids)[len(before) :]
 
 
 def character_border(data: bytes) -> int:
@@ -332,11 +293,6 @@ def after_blank(data: bytes) -> int:
     return (data.rfind(b"\n") + 1) or max(data.rfind(b" "), data.rfind(b"\t")) + 1
 
 
-def may_lack_some(symbols: Sequence[str], settings: LearnSettings) -> bool:
-    """Whether symbols of the text may have been left out, so that there will be many unknown ones."""
-    return settings.min_count > 1 or len(symbols) == settings.max_size
-
-
 def readable(symbol: str) -> str:
     """Return a symbol as it is, or as a Python literal where it has blanks, marks without a letter, or no glyphs.
 
@@ -345,33 +301,3 @@ def readable(symbol: str) -> str:
     bare = not symbol or symbol != symbol.strip() or unicodedata.category(symbol[0]).startswith("M")
     written = ascii(symbol) if bare or not symbol.isprintable() else symbol
     return written if len(written) <= _SHOWN_CHARACTERS else f"{written[: _SHOWN_CHARACTERS - 3]}..."
-
-
-def flat_ids(ids: ArrayLike, *, size: int) -> NDArray[np.int64]:
-    """Return ids as one flat array, each in [0, size)."""
-    numbers = np.asarray(ids, np.int64).reshape(-1)
-    assert not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < size), "ids lie in [0, size)"
-    return numbers
-
-
-def utf8_text(data: bytes) -> str:
-    """Return the text that UTF-8 is; `EncodeError` naming the first byte that is none."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise EncodeError(f"has the byte {data[error.start]:#04x}, which is not UTF-8 there", error.start) from None
-
-
-def utf8(text: str, *, restores_bytes: bool) -> bytes:
-    """Return the UTF-8 of a text; `EncodeError` naming half a character in it.
-
-    Args:
-        text: undecodable bytes of a command line arrive in it as surrogates.
-        restores_bytes: whether those leave as the bytes that they were, or are refused too.
-    """
-    try:
-        return text.encode("utf-8", errors="surrogateescape" if restores_bytes else "strict")
-    except UnicodeEncodeError as error:
-        before = text[: error.start].encode("utf-8", errors="surrogateescape")
-        code = f"U+{ord(text[error.start]):04X}"
-        raise EncodeError(f"holds {code}, which is half a character", len(before)) from None

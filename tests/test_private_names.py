@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.connectors import signal_connector
-from torchmetrics import MeanMetric
 
 from tests.conftest import REPOSITORY
 
@@ -20,7 +19,6 @@ OWNERS = {
     "_signal_connector": EPOCH_LOOP.trainer,
     "_broadcast_sigterm_tensor": EPOCH_LOOP,
     "_trainer": LightningModule(),
-    "_defaults": MeanMetric(),
     "_modules": torch.nn.Module(),
     "_parameters": torch.nn.Module(),
     "_linear_pointwise": torch.ops.mkldnn,

@@ -20,7 +20,7 @@ from transformer_xl import init_from, processes
 from transformer_xl.config import Config
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
-from transformer_xl.data.lanes import SPLITS, Dataset, beside_scores, unit_of
+from transformer_xl.data.lanes import Dataset, beside_scores
 from transformer_xl.data.recall import Recall
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import RecallConfig, StoredConfig
@@ -37,8 +37,8 @@ from transformer_xl.settings import plain
 from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage, added_callbacks
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
 from transformer_xl.training.module import LanguageModule, TrainNll
-from transformer_xl.training.recorder import Recorder, StepFigures
-from transformer_xl.training.stopping import Stops, leave_signals_alone
+from transformer_xl.training.recorder import Recorder
+from transformer_xl.training.stopping import leave_signals_alone
 
 PROMPT_TOKENS = 64
 """Tokens of the prompt of a sample."""
@@ -142,7 +142,6 @@ def module(config: Config, model: LanguageModel, length: RunLength) -> LanguageM
             same_length=lengths.same_length,
             stride=lengths.stride,
         ),
-        eval_batch_size=lengths.batch_size,
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         save_memory=config.callbacks.checkpoint.save_memory,
@@ -209,24 +208,16 @@ class Callbacks:
         return [self.recorder, *self.before, *more, self.checkpoints, *self.after]
 
 
-def callbacks(run: Run, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength) -> Callbacks:
+def callbacks(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength) -> Callbacks:
     """Make what runs beside training."""
     config = run.config
-    units = {split: unit_of(corpus, split) for split in SPLITS}
-    recorder = Recorder(
-        folder=run.folder,
-        fetch_every_n_steps=config.trainer.log_every_n_steps,
-        tokens_after=data.tokens_after,
-        units=units,
-        figures=_step_figures(config, corpus, model, data, length),
-    )
+    recorder = _recorder(run, corpus, model, length)
     before = added_callbacks(config.callbacks)
     if config.trainer.enable_progress_bar:
         before.append(
             ProgressDisplay(
                 recorder=recorder,
                 max_steps=length.max_steps,
-                units=units,
                 beside=beside_scores(corpus),
                 console=Console(highlight=False),
             )
@@ -251,34 +242,29 @@ def _checkpoints(run: Run, recorder: Recorder, length: RunLength, identity: dict
     return Checkpoints(
         folder=run.folder / "checkpoints",
         recorder=recorder,
+        signals=run.signals,
         every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
         keep=config.callbacks.checkpoint.keep,
         validate_every_n_steps=length.validate_every,
+        min_steps=length.min_steps,
         max_steps=length.max_steps,
+        max_seconds=length.max_seconds,
         enabled=length.checkpointing,
-        stops=Stops(
-            signals=run.signals,
-            min_steps=length.min_steps,
-            max_steps=length.max_steps,
-            max_seconds=length.max_seconds,
-        ),
         identity=identity,
     )
 
 
-def _step_figures(
-    config: Config, corpus: Dataset, model: LanguageModel, data: LaneDataModule, length: RunLength
-) -> StepFigures:
-    lanes, segment_len, trainer = config.data.batch_size, config.data.segment_len, config.trainer
+def _recorder(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength) -> Recorder:
+    config, trainer = run.config, run.config.trainer
+    lanes, segment_len = config.data.batch_size, config.data.segment_len
     flops = model.flops(batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus))
-    return StepFigures(
+    return Recorder(
+        folder=run.folder,
         every_n_steps=trainer.log_every_n_steps,
         max_steps=length.max_steps,
-        tokens_after=data.tokens_after,
-        flops_a_token=flops.step / (lanes * segment_len),
+        flops_per_token=flops.step / (lanes * segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
-        unit=unit_of(corpus, "train"),
     )
 
 

@@ -37,7 +37,7 @@ AUTO = "auto"
 
 _MAX_NAME_BYTES = 100
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/$\ud800-\udfff]")
-_PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb", "torchmetrics")
+_PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb")
 _OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
 """What runs did before there was a setting for it, which their folders therefore lack."""
 

@@ -27,11 +27,6 @@ from tests.oracles.runs_support import (
 SLOW = pytest.mark.slow
 
 
-def yet(reason: str) -> pytest.MarkDecorator:
-    """Mark what today's program fails."""
-    return pytest.mark.xfail(strict=True, reason=f"issue: {reason}")
-
-
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +138,6 @@ def test_22_an_unseen_character_in_a_prompt_names_the_way_out(of_characters: Pat
 # --- 23: lines that were missing or misleading ---
 
 
-@yet("no line appears in a validation")
 def test_23_a_validation_and_a_test_are_seen(forks: Forks, base: list[str], tmp_path: Path) -> None:
     """Where they take longer than a moment: each batch takes half a second."""
     arguments = [*without(base, "trainer.enable_progress_bar"), "trainer.enable_progress_bar=true"]

@@ -92,7 +92,7 @@ def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callba
             run.found.refuse_other_weights(model)
         module = build.module(run.config, model, length)
         data = build.datamodule(run.config, corpus, length)
-        parts = build.callbacks(run, corpus, model, data, length)
+        parts = build.callbacks(run, corpus, model, length)
         trainer = build.trainer(run.config, length, parts.in_order(callbacks), folder=run.folder)
         run.begin(corpus, trainer, data.tokens_after, cut=parts.recorder.cut)
         print_opening(run, corpus, module, trainer, length)

@@ -132,9 +132,9 @@ class EvalStream:
     def __init__(
         self, *, source: LaneSource, segment_len: int, stride: int | None, lanes: range, device: torch.device
     ) -> None:
-        self._source, self._segment_len, self._stride = source, segment_len, stride
+        self.source, self.lanes = source, lanes
+        self._segment_len, self._stride, self._device = segment_len, stride, device
         self._starts = eval_starts(lane_len=source.lane_len, segment_len=segment_len, stride=stride)
-        self._lanes, self._device = lanes, device
 
     def __len__(self) -> int:
         """Count the windows, the same on every rank."""
@@ -147,10 +147,10 @@ class EvalStream:
     def _batches(self) -> Iterator[Batch]:
         counted_to = 0
         for step, start in enumerate(self._starts, start=1):
-            stop = min(start + self._segment_len, self._source.lane_len)
+            stop = min(start + self._segment_len, self.source.lane_len)
             span = Span(epoch=0, start=start, counts_from=counted_to, stop=stop)
-            counted, counted_to = _counted(self._source, span), stop
-            batch = _read(self._source, span, lanes=self._lanes, counted=counted, step=step, micro=0, chunk=0)
+            counted, counted_to = _counted(self.source, span), stop
+            batch = _read(self.source, span, lanes=self.lanes, counted=counted, step=step, micro=0, chunk=0)
             if self._stride is not None:
                 batch.resets_BT[:, 0] = True
             yield batch

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch import callbacks as lightnings
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
@@ -22,106 +23,142 @@ from transformer_xl.config import CallbacksConfig
 from transformer_xl.data.stream import Batch
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.registry import lookup, names
-from transformer_xl.scores import Unit
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
 from transformer_xl.training.wandb import log_text, optional
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_UNSEEN = 1.0
+"""A validation or test that takes no longer than this needs no line."""
+
+
+@dataclass
+class _Phase:
+    """What takes its time: training, or an evaluation within or after it."""
+
+    name: str
+    total: int
+    first: int  # of those that were done before it began
+    began: float
+    shown: float  # when its last line was
+    task: TaskID | None
 
 
 class ProgressDisplay(Callback):
-    """Follows the recorder: shows only what has been fetched from the device anyway."""
+    """Shows training by the steps that the recorder has fetched anyway, and evaluations by their batches.
 
-    def __init__(
-        self, *, recorder: Recorder, max_steps: int, units: Mapping[str, Unit], beside: str, console: Console
-    ) -> None:
-        """Take what is shown.
+    A bar each on a terminal, lines elsewhere.
 
-        Args:
-            recorder: whose newest step is shown.
-            max_steps: the run's length in optimizer steps.
-            units: of each split: train, valid, test.
-            beside: what must stand beside each score of this corpus.
-            console: the screen; what else is printed meanwhile must go through it too, or the bar is torn.
-        """
-        self._recorder = recorder
-        self._max_steps = max_steps
-        self._units = units
-        self._beside = beside
-        self._console = console
-        self._bar: Progress | None = None
-        self._task: Any = None
+    Args:
+        recorder: whose newest step is shown.
+        max_steps: the run's length in optimizer steps.
+        beside: what must stand beside each score of this corpus.
+        console: the screen; what else is printed meanwhile must go through it too, or the bar is torn.
+    """
+
+    def __init__(self, *, recorder: Recorder, max_steps: int, beside: str, console: Console) -> None:
+        self._recorder, self._max_steps, self._beside, self._console = recorder, max_steps, beside, console
+        self._phases: list[_Phase] = []  # the innermost last
+        self._bars: Progress | None = None
         self._shown_step = 0
-        self._last_line = -math.inf
-        self._start = (0, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Open the bar."""
-        if not trainer.is_global_zero:
-            return
-        self._start = (trainer.global_step, time.monotonic())
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._max_steps, completed=trainer.global_step, figures="")
+        """Begin to show steps."""
+        self._begin(trainer, "step", self._max_steps, first=trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
         """Show the newest fetched step."""
         latest = self._recorder.latest
-        if latest is None or latest.step == self._shown_step or not trainer.is_global_zero:
-            return
-        self._shown_step = latest.step
-        figures = f"{_figures(latest.loss, unit=self._units['train'])}  {latest.tokens_per_second:,.0f} tokens/s"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=latest.step, figures=figures)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or latest.step == self._max_steps:
-            self._last_line = time.monotonic()
-            self._console.print(
-                f"step {latest.step}/{self._max_steps}  {figures}  {self._left(latest.step)} left", highlight=False
-            )
+        if latest is not None and latest.step != self._shown_step and trainer.is_global_zero:
+            self._shown_step = latest.step
+            figures = _figures(trainer, "train", latest.loss)
+            self._show(latest.step, f"{figures}  {latest.tokens_per_second:,.0f} tokens/s  ")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Begin to show the batches of a validation."""
+        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        self._begin(trainer, "validation", int(sum(batches)))
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, *args: Any) -> None:
+        """Show how far it is."""
+        self._show(batch.step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Print the validation loss on a line of its own."""
+        self._end()
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         if self._recorder.latest is not None:
             self._shown_step = self._recorder.latest.step  # older than the line below
         score = pl_module.scores[metrics.VALIDATION]
-        figures = _figures(score.loss, unit=self._units["valid"]) + self._beside if score.tokens else "no predictions"
-        self._console.print(
-            f"step {trainer.global_step}/{self._max_steps}  validation {figures}", highlight=False, soft_wrap=True
-        )
+        figures = _figures(trainer, "valid", score.loss) + self._beside if score.tokens else "no predictions"
+        line = f"step {trainer.global_step}/{self._max_steps}  validation {figures}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
-    def _left(self, step: int) -> str:
-        first, start = self._start
-        seconds = (time.monotonic() - start) / max(1, step - first) * (self._max_steps - step)
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    def on_test_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Begin to show the batches of a test."""
+        self._begin(trainer, "test", int(sum(trainer.num_test_batches)))
+
+    def on_test_batch_end(self, *args: Any) -> None:
+        """Show how far it is."""
+        self.on_validation_batch_end(*args)
+
+    def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Close its bar."""
+        self._end()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Close the bar."""
-        self._close()
+        self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Close the bar."""
-        self._close()
+        """Close all bars."""
+        while self._phases:
+            self._end()
 
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def _begin(self, trainer: Trainer, name: str, total: int, *, first: int = 0) -> None:
+        if not trainer.is_global_zero:
+            return
+        task = None
+        if self._console.is_terminal:
+            if self._bars is None:
+                columns = [TextColumn("{task.description} {task.completed}/{task.total}"), BarColumn()]
+                columns += [TextColumn("{task.fields[figures]}left"), TimeRemainingColumn()]
+                self._bars = Progress(*columns, console=self._console)
+                self._bars.start()
+            task = self._bars.add_task(name, total=total, completed=first, figures="")
+        now = time.monotonic()
+        shown = -math.inf if name == "step" else now - _SECONDS_BETWEEN_LINES + _SECONDS_UNSEEN
+        self._phases.append(_Phase(name, total, first, now, shown, task))
+
+    def _show(self, done: int, figures: str = "") -> None:
+        if not self._phases:
+            return
+        phase, now = self._phases[-1], time.monotonic()
+        if self._bars is not None and phase.task is not None:
+            self._bars.update(phase.task, completed=done, figures=figures)
+        elif now - phase.shown >= _SECONDS_BETWEEN_LINES or (phase.name == "step" and done == phase.total):
+            phase.shown = now
+            left = int((now - phase.began) / max(1, done - phase.first) * (phase.total - done))
+            line = f"{phase.name} {done}/{phase.total}  {figures}{left // 60}:{left % 60:02d} left"
+            self._console.print(line, highlight=False)
+
+    def _end(self) -> None:
+        if not self._phases:
+            return
+        phase = self._phases.pop()
+        if self._bars is not None and phase.task is not None:
+            if self._phases:
+                self._bars.remove_task(phase.task)
+            else:
+                self._bars.stop()
+                self._bars = None
 
 
-def _figures(loss: float | None, *, unit: Unit) -> str:
+def _figures(trainer: Trainer, split: str, loss: float | None) -> str:
     if loss is None:
         return "loss none (nothing counted, or left out)"
+    unit = trainer.datamodule.unit(split)  # type: ignore[attr-defined]
     return f"loss {loss:.3f}  {unit.name} {unit.of(loss):.3f}"
 
 
@@ -130,21 +167,19 @@ class WeightAverage(Callback):
 
     A checkpoint holds both: the raw weights where a resume looks for them, and under `averaged` the average by the
     network's own names, with the number of steps in it.
+
+    Args:
+        start_step: the first optimizer step in it; before, there is none, and the raw weights are evaluated.
+        decay: of an exponential average, which starts from the first step's weights; None: the plain mean.
     """
 
     def __init__(self, *, start_step: int, decay: float | None) -> None:
-        """Take which average it is.
-
-        Args:
-            start_step: the first optimizer step in it; before, there is none, and the raw weights are evaluated.
-            decay: of an exponential average, which starts from the first step's weights; None: the plain mean.
-        """
         self._start_step = start_step
         mean = get_swa_multi_avg_fn() if decay is None else get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._include: Callable[[list[Tensor], list[Tensor], int], None] = mean
         self._count = 0
         self._average: list[Tensor] = []
-        self._raw: list[Tensor] = []
+        self._evaluation = ExitStack()
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Bring a loaded average to the weights' device and this run's precision."""
@@ -165,35 +200,25 @@ class WeightAverage(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Put the average in the place of training's weights."""
         if trainer.state.fn == "fit":
-            self._put_in_place(pl_module.model)
+            self._evaluation.enter_context(self.in_place(pl_module.model))
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Put training's weights back, to the bit."""
-        self._take_away(pl_module.model)
+        self._evaluation.close()
 
     @contextmanager
     def in_place(self, model: torch.nn.Module) -> Iterator[None]:
         """Have the average in the place of training's weights, if there is one yet."""
-        self._put_in_place(model)
+        raw = [weight.detach().clone() for weight in model.parameters()] if self._count else []
+        _write(model.parameters(), self._average if raw else [])
         try:
             yield
         finally:
-            self._take_away(model)
-
-    def _put_in_place(self, model: torch.nn.Module) -> None:
-        if self._count > 0:
-            self._raw = [weight.detach().clone() for weight in model.parameters()]
-            _write(model.parameters(), self._average)
-
-    def _take_away(self, model: torch.nn.Module) -> None:
-        if self._raw:
-            _write(model.parameters(), self._raw)
-            self._raw = []
+            _write(model.parameters(), raw)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Leave the average in the network: the last checkpoint is written, and what follows only evaluates."""
-        if self._count > 0:
-            _write(pl_module.model.parameters(), self._average)
+        _write(pl_module.model.parameters(), self._average)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the average."""
@@ -211,25 +236,28 @@ class WeightAverage(Callback):
 
 
 def _wide(weight: Tensor) -> Tensor:
-    """Give a weight in at least float32: in bfloat16 a long average would stand still."""
+    """Return a weight in at least float32: in bfloat16 a long average would stand still."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 @torch.no_grad()
-def _write(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+def _write(targets: Iterable[Tensor], sources: list[Tensor]) -> None:
     # copies rather than new tensors: the optimizer and DDP hold on to these very parameters
-    for target, source in zip(targets, sources, strict=True):
+    for target, source in zip(targets, sources, strict=False):  # none, or one for each
         target.copy_(source)
 
 
 class Samples(Callback):
-    """Writes `samples/step-N.txt`, after the validation's checkpoint; none that fails ends the run."""
+    """Writes `samples/step-N.txt`, after the validation's checkpoint; none that fails ends the run.
+
+    Args:
+        folder: of the samples.
+        sample: returns a text from the model.
+        average: that the model is sampled with; None: none.
+    """
 
     def __init__(self, *, folder: Path, sample: Callable[[Any], str], average: WeightAverage | None) -> None:
-        """Take the folder, the function that gives a text from the model, and the average that it reads, if any."""
-        self._folder = folder
-        self._sample = sample
-        self._average = average
+        self._folder, self._sample, self._average = folder, sample, average
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Sample from the model as it stands; training's memory and randomness are not touched."""
@@ -244,20 +272,14 @@ class Samples(Callback):
 
 
 def added_callbacks(settings: CallbacksConfig) -> list[Callback]:
-    """Return the callbacks that the settings add, in their order.
-
-    Raises:
-        UserError: one of Lightning's refuses its arguments.
-    """
-    return [_made(name, own) for name, own in (settings.model_extra or {}).items()]
-
-
-def _made(name: str, own: Any) -> Callback:
-    if name in names("callback"):
-        callback: Callback = lookup("callback", name).factory(own)
-        return callback
-    try:
-        callback = getattr(lightnings, name)(**own)
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        raise UserError(f"callbacks.{name} cannot be made: {first_line(error)}") from error
-    return callback
+    """Return the callbacks that the settings add, in order; `UserError` where one refuses its arguments."""
+    made: list[Callback] = []
+    for name, own in (settings.model_extra or {}).items():
+        if name in names("callback"):
+            made.append(lookup("callback", name).factory(own))
+            continue
+        try:
+            made.append(getattr(lightnings, name)(**own))
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            raise UserError(f"callbacks.{name} cannot be made: {first_line(error)}") from error
+    return made

@@ -7,20 +7,21 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor
 
 from transformer_xl.data.stream import Batch
 from transformer_xl.errors import Stopped, UserError, atomic_write, program
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
-from transformer_xl.training.stopping import EXIT_CODES, Stops, in_words
+from transformer_xl.training.stopping import EXIT_CODES, OUT_OF_TIME, StopSignals, agreed
 
 LAST = "last.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
@@ -35,15 +36,14 @@ class CheckpointFile(CheckpointIO):
         Raises:
             UserError: it cannot be written; what had its name is as it was.
         """
-        target = Path(path)
         try:
-            with atomic_write(target, "wb") as file:
+            with atomic_write(Path(path), "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
             reason = error if isinstance(error, OSError) else error.__context__
             if not isinstance(reason, OSError):  # torch wraps what a file raises, without saying it
                 raise
-            raise UserError(_cannot_be_written(target, reason, checkpoint)) from error
+            raise UserError(f"{path} cannot be written: {reason.strerror}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint; nothing in it can run code."""
@@ -73,48 +73,16 @@ def step_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process had begun to write."""
-    for path in folder.glob(".*.ckpt.*.tmp"):
-        path.unlink(missing_ok=True)
-
-
-def _cannot_be_written(target: Path, reason: OSError, checkpoint: dict[str, Any]) -> str:
-    before = "the one before it is as it was" if target.is_file() else "there is none before it"
-    size = sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in _tensors(checkpoint)}.values())
-    return (
-        f"{target} cannot be written: {reason.strerror}; "
-        f"a checkpoint of this run has {size / 1e6:,.1f} MB, and {before}"
-    )
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for child in value.values():
-            yield from _tensors(child)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for child in value:
-            yield from _tensors(child)
-
-
 def count_in_chunks(checkpoint: dict[str, Any], *, lane_chunks: int) -> None:
-    """Turn a checkpoint's counts of batches into those of a run with `lane_chunks`; it was written at a whole step.
-
-    Args:
-        checkpoint: as Lightning wrote it; changed in place.
-        lane_chunks: chunks of this run.
-    """
+    """Turn a checkpoint's counts of batches, in place, into those of a run with other `lane_chunks`."""
     before = checkpoint["config"]["data"]["lane_chunks"]
     if lane_chunks == before:
         return
     loop = checkpoint["loops"]["fit_loop"]
-    counts = [*loop["epoch_loop.batch_progress"].values(), *loop["state_dict"]["combined_loader"]]
-    for counter in counts:
+    for counter in [*loop["epoch_loop.batch_progress"].values(), *loop["state_dict"]["combined_loader"]]:
         if isinstance(counter, dict):
             for name in {"ready", "started", "processed", "completed", "batches"} & counter.keys():
-                counter[name] = counter[name] // before * lane_chunks
+                counter[name] = counter[name] // before * lane_chunks  # it was written at a whole step
 
 
 class Checkpoints(Callback):
@@ -123,6 +91,23 @@ class Checkpoints(Callback):
     A step that also validates is written twice: before the validation, noted as due, so that no evaluation holds the
     step hostage, and after it with its outcome. A run that goes on from the first holds the validation before anything
     else. The newest checkpoints before `last.ckpt` stay as `step-N.ckpt`: it might be found damaged.
+
+    Args:
+        folder: where the checkpoints lie.
+        recorder: flushed before a checkpoint is renamed into place.
+        signals: which end the run after the step, or an evaluation after the batch.
+        every_n_steps: optimizer steps between two `last.ckpt`.
+        keep: how many checkpoints there are, `last.ckpt` included and `best.ckpt` not.
+        validate_every_n_steps: None: no validation.
+        min_steps: before which the time limit does not end the run.
+        max_steps: the last step, which always validates and saves.
+        max_seconds: the run ends at the first step after so much time in this process; None: no limit.
+        enabled: whether to write checkpoints at all; stops are obeyed all the same.
+        identity: plain containers that stand in every checkpoint beside the state: format version, configuration,
+            vocabulary.
+
+    Attributes:
+        best_score: the lowest validation loss so far, in nats.
     """
 
     def __init__(
@@ -130,92 +115,82 @@ class Checkpoints(Callback):
         *,
         folder: Path,
         recorder: Recorder,
+        signals: StopSignals,
         every_n_steps: int,
         keep: int,
         validate_every_n_steps: int | None,
+        min_steps: int,
         max_steps: int,
+        max_seconds: float | None,
         enabled: bool,
-        stops: Stops,
         identity: Mapping[str, Any],
     ) -> None:
-        """Take the intervals, in optimizer steps.
-
-        Args:
-            folder: where the checkpoints lie.
-            recorder: flushed before a checkpoint is renamed into place.
-            every_n_steps: between two `last.ckpt`.
-            keep: how many there are, `last.ckpt` included and `best.ckpt` not.
-            validate_every_n_steps: None: no validation.
-            max_steps: the last step, which always validates and saves.
-            enabled: whether to write checkpoints at all; stops are obeyed all the same.
-            stops: whether the run shall end after a step.
-            identity: plain containers that stand in every checkpoint beside the state: format version, configuration,
-                vocabulary.
-        """
         self.best_score = math.inf
-        self._folder = folder
-        self._recorder = recorder
-        self._every = every_n_steps
-        self._keep = keep
-        self._validate_every = validate_every_n_steps
-        self._max_steps = max_steps
-        self._enabled = enabled
-        self._stops = stops
-        self._identity = identity
-        self._saved_step: int | None = None
+        self._folder, self._recorder, self._signals, self._identity = folder, recorder, signals, identity
+        self._every, self._validate_every = every_n_steps, validate_every_n_steps
+        self._keep, self._enabled = keep, enabled
+        self._min_steps, self._max_steps, self._max_seconds = min_steps, max_steps, max_seconds
+        self._started = math.inf
+        self._saved_step: int | None = None  # in this process
+        self._newest: int | None = None  # step of last.ckpt
         self._best_step: int | None = None
-        self._newest: int | None = None  # step of the newest checkpoint that this run wrote or went on from
-        self._newest_is_last = False  # whether last.ckpt is that one
-        self._scores_anew = False  # whether validation reads otherwise than before: scores have no best in common
         self._validation_due = False  # whether the newest step still has to be validated
+
+    @property
+    def _last(self) -> Path:
+        return self._folder / LAST
+
+    @property
+    def _best(self) -> Path:
+        return self._folder / "best.ckpt"
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Make the folder, and put in order what a killed process had begun."""
-        if self._scores_anew:
-            self.best_score, self._best_step = math.inf, None
         self._validation_due &= self._validate_every is not None
         if self._validation_due and self._newest == self._max_steps:
-            trainer.fit_loop.epoch_loop.max_steps = (
-                self._max_steps + 1
-            )  # else Lightning starts no training, and calls no hook
+            # else Lightning starts no training, and calls no hook
+            trainer.fit_loop.epoch_loop.max_steps = self._max_steps + 1
         if not self._enabled or not trainer.is_global_zero:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self._folder)
-        if self._scores_anew:
+        for path in self._folder.glob(".*.ckpt.*.tmp"):
+            path.unlink()
+        if trainer.ckpt_path is None or self._newest is None:
+            return
+        link(Path(trainer.ckpt_path), self._last)  # which was damaged where the one before it was taken
+        for step, path in step_checkpoints(self._folder).items():
+            if step > self._newest:
+                path.unlink()
+        if self._best_step is None:
             self._best.unlink(missing_ok=True)
-        # here, since after the last step no training starts
-        if trainer.ckpt_path is not None and self._best_step is not None and self._best_step == self._newest:
-            link(Path(str(trainer.ckpt_path)), self._best)
+        elif self._best_step == self._newest:
+            link(self._last, self._best)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start the clock of `trainer.max_time`, and hold a validation that is due."""
-        self._stops.start_clock()
+        self._started = time.monotonic()
         if self._validation_due:
             validate(trainer)
             trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Save if a checkpoint is due at this step and no validation is."""
+        """Save if a checkpoint or a validation is due at this step, and stop if asked to."""
         if batch.micro + 1 < trainer.accumulate_grad_batches:
             return
-        if batch.step == self._max_steps:
+        step = batch.step
+        if step == self._max_steps:
             trainer.should_stop = True  # makes Lightning validate at the last step, whatever the interval
-        self._validation_due = self._validation_is_due(batch.step)
-        self._finish_step(trainer, batch.step, is_due=self._validation_due or batch.step % self._every == 0)
-
-    def _validation_is_due(self, step: int) -> bool:
-        if self._validate_every is None:
-            return False
-        return step % self._validate_every == 0 or step == self._max_steps
+        if self._validate_every is not None:
+            self._validation_due = step % self._validate_every == 0 or step == self._max_steps
+        self._finish_step(trainer, step, is_due=self._validation_due or step % self._every == 0)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Stop here if asked to."""
-        self._stop_if(trainer, self._stops.agreed_signal(trainer), step=trainer.global_step)
+        self._stop_if(trainer, agreed(trainer, int(self._signals.received or 0)), step=trainer.global_step)
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Stop here if asked to."""
-        self._stop_if(trainer, self._stops.agreed_signal(trainer), step=trainer.global_step)
+        self.on_validation_batch_end(trainer, *args)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Save after each validation of a run."""
@@ -234,77 +209,61 @@ class Checkpoints(Callback):
             self._save(trainer, trainer.global_step, is_best=False)
 
     def _finish_step(self, trainer: Trainer, step: int, *, is_due: bool, is_best: bool = False) -> None:
-        reason = self._stops.agreed_reason(trainer, step)
+        reason = int(self._signals.received or 0)
+        is_late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
+        if not reason and is_late and self._min_steps <= step < self._max_steps:
+            reason = OUT_OF_TIME
+        reason = agreed(trainer, reason)
         if is_due or reason:
             self._save(trainer, step, is_best=is_best)
         self._stop_if(trainer, reason, step=step)
 
     def _stop_if(self, trainer: Trainer, reason: int, *, step: int) -> None:
         if reason:
+            by = "trainer.max_time" if reason == OUT_OF_TIME else signal.Signals(reason).name
             folder = shlex.quote(str(self._folder.parent))
             advice = f"; go on with: {program('train')} resume={folder}" if self._enabled else ""
-            raise Stopped(f"stopped at step {step} by {in_words(reason)}{advice}", exit_code=EXIT_CODES.get(reason, 0))
+            raise Stopped(f"stopped at step {step} by {by}{advice}", exit_code=EXIT_CODES.get(reason, 0))
 
     def _save(self, trainer: Trainer, step: int, *, is_best: bool) -> None:
         self._recorder.prepare_checkpoint(trainer)
         self._saved_step = step
         if not self._enabled:
             return
-        if trainer.is_global_zero:
-            self._keep_last(step)
-        trainer.save_checkpoint(self._last, weights_only=False)
-        if trainer.is_global_zero:
-            self._remove_old(step)
-            if is_best:
-                link(self._last, self._best)
-        self._newest, self._newest_is_last = step, True
-
-    @property
-    def _last(self) -> Path:
-        return self._folder / LAST
-
-    @property
-    def _best(self) -> Path:
-        return self._folder / "best.ckpt"
-
-    def _keep_last(self, step: int) -> None:
-        """Give `last.ckpt` its second name, before a newer one takes the first: at no moment there is none."""
-        if self._keep > 1 and self._newest_is_last and self._newest != step and self._last.is_file():
+        if trainer.is_global_zero and self._keep > 1 and self._newest not in (None, step) and self._last.is_file():
+            # before a newer one takes the name: at no moment there is none
             link(self._last, self._folder / f"step-{self._newest}.ckpt")
-
-    def _remove_old(self, step: int) -> None:
-        """Delete all but the newest before this step; and what is newer than the one that this run went on from."""
+        trainer.save_checkpoint(self._last, weights_only=False)
+        self._newest = step
+        if not trainer.is_global_zero:
+            return
         kept = step_checkpoints(self._folder)
-        newest = -1 if self._newest is None else self._newest
-        before = [number for number in kept if number <= newest and number < step]
-        for number in kept.keys() - set(before[: self._keep - 1]):
+        for number in kept.keys() - {*[number for number in kept if number < step][: self._keep - 1]}:
             kept[number].unlink(missing_ok=True)
+        if is_best:
+            link(self._last, self._best)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Say whose checkpoint it is."""
         checkpoint.update(self._identity)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember which checkpoint this run goes on from, and whether its best score compares with the coming ones."""
-        config = self._identity["config"]
-        count_in_chunks(checkpoint, lane_chunks=config["data"]["lane_chunks"])
-        theirs, ours = _how_validated(checkpoint["config"]), _how_validated(config)
-        self._scores_anew = any(ours.get(name) != value for name, value in theirs.items())
+        """Remember which checkpoint this run goes on from, and forget a best score that was measured otherwise."""
+        theirs, ours = checkpoint["config"], self._identity["config"]
+        count_in_chunks(checkpoint, lane_chunks=ours["data"]["lane_chunks"])
         self._newest = checkpoint["global_step"]
-        self._newest_is_last = trainer.ckpt_path is not None and Path(trainer.ckpt_path) == self._last
+        limits = [config["trainer"]["limit_val_batches"] for config in (theirs, ours)]
+        if limits[0] != limits[1] or theirs["eval"] != ours["eval"]:
+            checkpoint["callbacks"][self.state_key].update(best_score=math.inf, best_step=None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the best validation loss so far, and its step."""
-        return {
-            "best_score": self.best_score,
-            "best_step": self._best_step,
-            "validation_due": self._validation_due,
-        }
+        """Return the best validation loss so far, its step, and whether a validation is due."""
+        best = {"best_score": self.best_score, "best_step": self._best_step}
+        return {**best, "validation_due": self._validation_due}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Undo `state_dict`."""
-        self.best_score = state_dict["best_score"]
-        self._best_step = state_dict["best_step"]
+        self.best_score, self._best_step = state_dict["best_score"], state_dict["best_step"]
         self._validation_due = state_dict["validation_due"]
 
 
@@ -320,7 +279,3 @@ def validate(trainer: Trainer) -> None:
     trainer.validating = True
     loop.run()
     trainer.training = True
-
-
-def _how_validated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config["eval"], "limit_val_batches": config["trainer"]["limit_val_batches"]}

@@ -16,7 +16,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from transformer_xl.data.stream import Batch
-from transformer_xl.errors import UserError
 from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
 from transformer_xl.model.memory import Memory, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
@@ -63,7 +62,6 @@ class LanguageModule(LightningModule):
             None: the peak at every step.
         total_steps: optimizer steps of the run, for schedules; None: the trainer's `max_steps`.
         evaluation: how validation and test read; None: as the model was made.
-        eval_batch_size: lanes of validation, for `memory_gain_tokens`.
         memory_gain_tokens: the most tokens of a validation that are read without memory too; 0: none.
         seed: of dropout.
         save_memory: whether checkpoints hold every lane's memory.
@@ -84,7 +82,6 @@ class LanguageModule(LightningModule):
         schedule: SchedulerConfig | Mapping[str, Any] | Callable[[int], float] | None = None,
         total_steps: int | None = None,
         evaluation: Context | Mapping[str, Any] | None = None,
-        eval_batch_size: int = 1,
         memory_gain_tokens: int = 0,
         seed: int = 1,
         save_memory: bool = True,
@@ -93,11 +90,14 @@ class LanguageModule(LightningModule):
         super().__init__()
         if not isinstance(model, LanguageModel):
             model = make_model(_settings("model", model["config"]), vocab_size=model["vocab_size"])
+        if evaluation is None:
+            evaluation = Context(1, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length)
         self.model: LanguageModel = model
         self._optimizer = _settings("optimizer", optimizer)
-        self._schedule = _settings("scheduler", schedule) if schedule is not None else None
+        self._schedule = _settings("scheduler", schedule)
         self._total_steps = total_steps
-        self._context = _context(evaluation, model)
+        self._context = evaluation if isinstance(evaluation, Context) else Context(**evaluation)
+        self._memory_gain_tokens = memory_gain_tokens
         self._seed = seed
         self._save_memory = save_memory
         self._train_nll = train_nll or model.nll
@@ -107,15 +107,10 @@ class LanguageModule(LightningModule):
             "schedule": self._schedule,
             "total_steps": total_steps,
             "evaluation": dataclasses.asdict(self._context),
-            **{"eval_batch_size": eval_batch_size, "memory_gain_tokens": memory_gain_tokens},
-            **{"seed": seed, "save_memory": save_memory},
+            **{"memory_gain_tokens": memory_gain_tokens, "seed": seed, "save_memory": save_memory},
         }
-        self.save_hyperparameters(
-            {name: _plain(value) for name, value in hyper_parameters.items() if not _is_function(value)}, logger=False
-        )
-        self.val_metric = TokenLoss()
-        self.test_metric = TokenLoss()
-        self._gain_metric = MemoryGain(self._context, batch_size=eval_batch_size, max_tokens=memory_gain_tokens)
+        plains = {name: plain(v) if isinstance(v, Settings) else v for name, v in hyper_parameters.items()}
+        self.save_hyperparameters({name: v for name, v in plains.items() if not callable(v)}, logger=False)
         self.scores: dict[str, Score] = {}
         self.memory_gain: float | None = None
         self.last_step: StepRecord | None = None
@@ -123,23 +118,25 @@ class LanguageModule(LightningModule):
         self._train_memory: dict[int, Memory] = {}
         self._loaded_memory: Memory | None = None
         self._eval_session: Stream | None = None
+        self._eval_loss = TokenLoss(self.device)
+        self._gain: MemoryGain | None = None
         self._batch: Batch | None = None
         self._nll_sum: Tensor | None = None
         self._gradient_norm: Tensor | None = None
         self._trained: list[nn.Parameter] = []
         self._peaks: list[float] = []
 
+    # ---- training
+
     @cached_property
     def schedule(self) -> Schedule:
         """The learning rate's factor by optimizer step."""
-        if self._schedule is None:
-            return Schedule(lambda step: 1.0)
-        if not isinstance(self._schedule, Settings):
-            return self._schedule if isinstance(self._schedule, Schedule) else Schedule(self._schedule)
-        assert isinstance(self._schedule, SchedulerConfig)
+        own = self._schedule
+        if not isinstance(own, SchedulerConfig):
+            return own if isinstance(own, Schedule) else Schedule(own or (lambda step: 1.0))
         total_steps = self.trainer.max_steps if self._total_steps is None else self._total_steps
         peak = self._optimizer.lr if isinstance(self._optimizer, OptimizerConfig) else self._peaks[0]
-        return make_schedule(self._schedule, total_steps=total_steps, peak=peak)
+        return make_schedule(own, total_steps=total_steps, peak=peak)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""
@@ -235,21 +232,25 @@ class LanguageModule(LightningModule):
             self.log(metrics.TRAIN_LOSS, loss, on_step=True, on_epoch=False, logger=self.logs, batch_size=1)
         self._set_lr(batch.step + 1)  # now, so that callbacks find it where the next step begins
 
+    # ---- evaluation
+
     def on_validation_epoch_start(self) -> None:
-        """Forget the last evaluation's session: weights have changed since."""
-        self._start_evaluation(self.val_metric)
-        self._gain_metric.start()
+        """Forget the last evaluation: weights have changed since."""
+        self._eval_session, self._eval_loss, self._gain = None, TokenLoss(self.device), None
+        if self._memory_gain_tokens and self._is_validation_of_training:
+            batches: Any = self.trainer.val_dataloaders
+            self._gain = MemoryGain(self._context, batches, max_tokens=self._memory_gain_tokens, device=self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Read one segment of the validation split."""
-        nll = self._evaluation_step(batch, self.val_metric)
-        if self._is_validation_of_training:
-            self._gain_metric.take(self.model, batch, nll, rank=self.global_rank, processes=self.trainer.world_size)
+        nll = self._evaluation_step(batch)
+        if self._gain is not None:
+            self._gain.add(self.model, batch, nll)
 
     def on_validation_epoch_end(self) -> None:
         """Compute the validation loss over all processes, and tell the schedule."""
-        score = self._end_evaluation(metrics.VALIDATION, self.val_metric)
-        self.memory_gain = self._gain_metric.gain()
+        score = self._end_evaluation(metrics.VALIDATION)
+        self.memory_gain = self._gain.gain() if self._gain is not None else None
         if self._is_validation_of_training:
             self.schedule.validated(score.loss)
             self._set_lr(self.trainer.global_step + 1)
@@ -259,38 +260,32 @@ class LanguageModule(LightningModule):
         return not self.trainer.sanity_checking and self.trainer.state.fn == "fit"
 
     def on_test_epoch_start(self) -> None:
-        """Forget the last evaluation's session: weights have changed since."""
-        self._start_evaluation(self.test_metric)
+        """Forget the last evaluation: weights have changed since."""
+        self._eval_session, self._eval_loss = None, TokenLoss(self.device)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Read one segment of the test split."""
-        self._evaluation_step(batch, self.test_metric)
+        self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
         """Compute the test loss over all processes."""
-        self._end_evaluation(metrics.TEST, self.test_metric)
+        self._end_evaluation(metrics.TEST)
 
-    def _start_evaluation(self, metric: TokenLoss) -> None:
-        metric.reset()
-        self._eval_session = None
-
-    def _evaluation_step(self, batch: Batch, metric: TokenLoss) -> Tensor:
+    def _evaluation_step(self, batch: Batch) -> Tensor:
         if self._eval_session is None:
-            context = self._context
             self._eval_session = stream(
                 self.model,
                 batch_size=len(batch.tokens_BT),
-                mem_len=context.mem_len,
-                clamp_len=context.clamp_len,
-                same_length=context.same_length,
+                mem_len=self._context.mem_len,
+                clamp_len=self._context.clamp_len,
+                same_length=self._context.same_length,
             )
         nll = self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
-        metric.update(nll, batch.targets_BT)
+        self._eval_loss.add(nll, batch.targets_BT)
         return nll
 
-    def _end_evaluation(self, stage: str, metric: TokenLoss) -> Score:
-        score = metric.score()
-        self.scores[stage] = score
+    def _end_evaluation(self, stage: str) -> Score:
+        score = self.scores[stage] = self._eval_loss.score()
         self._eval_session = None
         figures = {metrics.LOSS: score.loss}
         datamodule = getattr(self.trainer, "datamodule", None)
@@ -300,21 +295,27 @@ class LanguageModule(LightningModule):
             self.log(f"{stage}/{name}", value, logger=self.logs, rank_zero_only=False, sync_dist=True)
         return score
 
+    # ---- checkpoints
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every lane's memory in global order, and the schedule's state."""
         checkpoint["schedule"] = self.schedule.state_dict()
-        checkpoint["train_memory"] = self._packed_memory()
+        checkpoint["train_memory"] = self._packed_memory() if self._save_memory else None
 
     def _packed_memory(self) -> dict[str, Any] | None:
-        """Return every lane's memory for a checkpoint, on the process that writes it."""
-        if not self._save_memory:
-            return None
+        """Return every lane's memory, on the process that writes checkpoints; None: there is none, or elsewhere."""
         if not self._train_memory:  # no step since the checkpoint that was loaded
             return None if self._loaded_memory is None else _packed(self._loaded_memory)
         chunks = [self._train_memory[chunk] for chunk in sorted(self._train_memory)]
-        own = chunks[0] if len(chunks) == 1 else type(chunks[0]).join(chunks)
-        memory = own if self.trainer.world_size == 1 else gathered(own)
-        return None if memory is None else _packed(memory)
+        own = type(chunks[0]).join(chunks)
+        if self.trainer.world_size == 1:
+            return _packed(own)
+        state, memories = _packed(own.to("cpu")), []
+        for rank in range(self.trainer.world_size):  # one after another, so that no device holds them all
+            sent = self.trainer.strategy.broadcast(state, src=rank)
+            if self.global_rank == 0:
+                memories.append(memory_from_state_dict(sent))
+        return _packed(type(own).join(memories)) if memories else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the memory of all lanes until the first batches say which of them are ours."""
@@ -326,68 +327,19 @@ class LanguageModule(LightningModule):
 
 
 def _settings(kind: str, value: Any) -> Any:
-    """Return the settings that a mapping stands for; a function or settings as they are."""
+    """Return the settings that a mapping stands for; what is no mapping as it is."""
     if not isinstance(value, Mapping):
         return value
     cls = lookup(kind, str(value.get("kind"))).config
-    if cls is None:
-        raise UserError(f"{kind} {value.get('kind')!r} has no settings, and none can be given")
+    assert cls is not None
     return parse(cls, value, kind)
 
 
-def _context(value: Context | Mapping[str, Any] | None, model: LanguageModel) -> Context:
-    if value is None:
-        value = Context(segment_len=1, mem_len=None, clamp_len=model.clamp_len, same_length=model.same_length)
-    context = value if isinstance(value, Context) else Context(**value)
-    return context if context.mem_len is not None else dataclasses.replace(context, mem_len=model.mem_len)
-
-
-def _plain(value: Any) -> Any:
-    return plain(value) if isinstance(value, Settings) else value
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, Settings)
-
-
 def _packed(memory: Memory) -> dict[str, Any]:
-    """Return a memory as plain containers and tensors that hold nothing else."""
-    return {name: _alone(value) if isinstance(value, Tensor) else value for name, value in memory.state_dict().items()}
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    # torch.save writes the whole of what a tensor is a view of
-    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-
-def gathered(memory: Memory) -> Memory | None:
-    """Bring the memories of all processes together on the first one, in main memory; return None on the others.
-
-    One process sends at a time, so that the first one's device holds one process's memory more, and not all of them.
-
-    Args:
-        memory: of this process's lanes; the first process has the most.
-    """
-    own = torch.tensor(memory.batch_size, device=_tensors(memory)[0].device)
-    lanes = [torch.zeros_like(own) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(lanes, own)
-    if torch.distributed.get_rank() > 0:
-        for tensor in _tensors(memory):
-            torch.distributed.send(tensor.contiguous(), dst=0)
-        return None
-    memories = [memory.to("cpu")]
-    for peer in range(1, len(lanes)):
-        received = memory.lanes(slice(0, int(lanes[peer])))  # the same shape, to be overwritten
-        for tensor in _tensors(received):
-            buffer = tensor.contiguous()
-            torch.distributed.recv(buffer, src=peer)
-            tensor.copy_(buffer)
-        memories.append(received.to("cpu"))
-    return type(memory).join(memories)
-
-
-def _tensors(memory: Memory) -> list[Tensor]:
-    return [value for value in memory.state_dict().values() if isinstance(value, Tensor)]
+    """Return a memory as plain containers and tensors; of a view torch.save would write all that it is a view of."""
+    state = memory.state_dict()
+    views = {name: v for name, v in state.items() if isinstance(v, Tensor) and v.untyped_storage().nbytes() > v.nbytes}
+    return state | {name: view.clone() for name, view in views.items()}
 
 
 def seed_generators(seed: int, *, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -37,59 +37,41 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
 
 def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
     """Make the optimizer that `settings.kind` names; `fused` updates all parameters in one kernel, where it has one."""
-    return _call(lookup("optimizer", settings.kind).factory, groups, settings, fused=fused)  # type: ignore[no-any-return]
-
-
-def _call(factory: Callable[..., Any], *arguments: object, **offered: object) -> Any:
-    """Call a factory with those of the offered arguments that it names."""
-    taken = inspect.signature(factory).parameters
-    return factory(*arguments, **{name: value for name, value in offered.items() if name in taken})
+    optimizer: torch.optim.Optimizer = lookup("optimizer", settings.kind).factory(groups, settings)
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = fused
+    return optimizer
 
 
 class AdamConfig(OptimizerConfig):
-    """Adam, or AdamW with decoupled weight decay."""
+    """Of Adam, AdamW (decoupled weight decay) and LAMB (steps scaled for each tensor to its weights' norm)."""
 
-    kind: Literal["adam", "adamw"]
     beta1: Share
     beta2: Share
     eps: Amount
 
 
 @register("optimizer", "adam", config=AdamConfig)
-def _adam(groups: list[dict[str, Any]], settings: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.Adam(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=fused)
-
-
 @register("optimizer", "adamw", config=AdamConfig)
-def _adamw(groups: list[dict[str, Any]], settings: AdamConfig, *, fused: bool) -> torch.optim.Optimizer:
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=fused)
+def _adam(groups: list[dict[str, Any]], settings: AdamConfig) -> torch.optim.Optimizer:
+    cls = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.Adam
+    return cls(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
 
 
 class SgdConfig(OptimizerConfig):
     """Stochastic gradient descent."""
 
-    kind: Literal["sgd"]
     momentum: Share
 
 
 @register("optimizer", "sgd", config=SgdConfig)
-def _sgd(groups: list[dict[str, Any]], settings: SgdConfig, *, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=fused)
+def _sgd(groups: list[dict[str, Any]], settings: SgdConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
 
 
-class LambConfig(OptimizerConfig):
-    """LAMB: Adam's step scaled for each tensor to its weights' norm."""
-
-    kind: Literal["lamb"]
-    beta1: Share
-    beta2: Share
-    eps: Amount
-
-
-@register("optimizer", "lamb", config=LambConfig)
-def _lamb(groups: list[dict[str, Any]], settings: LambConfig) -> torch.optim.Optimizer:
+@register("optimizer", "lamb", config=AdamConfig)
+def _lamb(groups: list[dict[str, Any]], settings: AdamConfig) -> torch.optim.Optimizer:
     # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
     # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
     # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
@@ -170,25 +152,19 @@ def make_schedule(settings: SchedulerConfig, *, total_steps: int, peak: float) -
     """
     own = getattr(settings, "total_steps", -1)
     factory = lookup("scheduler", settings.kind).factory
-    made = _call(factory, settings, total_steps if own == -1 else own, peak=peak)
+    named = {"peak": peak} if "peak" in inspect.signature(factory).parameters else {}
+    made = factory(settings, total_steps if own == -1 else own, **named)
     return made if isinstance(made, Schedule) else Schedule(made)
 
 
-class ConstantConfig(SchedulerConfig):
-    """The same learning rate at every step after warm-up."""
-
-    kind: Literal["constant"]
-
-
-@register("scheduler", "constant", config=ConstantConfig)
-def _constant(settings: ConstantConfig, total_steps: int) -> Callable[[int], float]:
+@register("scheduler", "constant", config=SchedulerConfig)
+def _constant(settings: SchedulerConfig, total_steps: int) -> Callable[[int], float]:
     return lambda step: _warmup(step, settings.warmup_steps)
 
 
 class CosineConfig(SchedulerConfig):
     """Half a cosine from the peak to `min_lr` over `total_steps`; -1: the run's."""
 
-    kind: Literal["cosine"]
     total_steps: Annotated[int, Field(ge=-1)]
     min_lr: Amount
 
@@ -207,14 +183,8 @@ def _cosine(settings: CosineConfig, total_steps: int, *, peak: float) -> Callabl
     return factor
 
 
-class InverseSquareRootConfig(SchedulerConfig):
-    """Linear warm-up to the peak, then peak * sqrt(warmup_steps / step)."""
-
-    kind: Literal["inv_sqrt"]
-
-
-@register("scheduler", "inv_sqrt", config=InverseSquareRootConfig)
-def _inverse_square_root(settings: InverseSquareRootConfig, total_steps: int) -> Callable[[int], float]:
+@register("scheduler", "inv_sqrt", config=SchedulerConfig)
+def _inverse_square_root(settings: SchedulerConfig, total_steps: int) -> Callable[[int], float]:
     warmup_steps = max(1, settings.warmup_steps)
     return lambda step: min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
@@ -222,7 +192,6 @@ def _inverse_square_root(settings: InverseSquareRootConfig, total_steps: int) ->
 class PlateauConfig(SchedulerConfig):
     """The learning rate is multiplied by `factor` after `patience` validations without an improvement."""
 
-    kind: Literal["plateau"]
     factor: Share
     patience: Number
     min_lr: Amount

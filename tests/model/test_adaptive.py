@@ -21,7 +21,7 @@ from transformer_xl.model import embedding
 from transformer_xl.model.embedding import make_clusters
 from transformer_xl.model.kernels import cross_entropy
 from transformer_xl.model.kernels import linear as onednn
-from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, softmax_losses
+from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, Table, softmax_losses
 from transformer_xl.model.transformer import Transformer
 
 CUTOFFS: list[list[int]] = [[], [9], [4, 10, 21]]
@@ -183,9 +183,9 @@ def test_an_id_outside_of_the_vocabulary_is_refused(token: int, cutoffs: list[in
 def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = tiny_model(cutoffs=[4, 10]), set()
 
-    def spied(softmaxes: list[cross_entropy.Softmax]) -> tuple[Tensor, ...]:
+    def spied(softmaxes: list[Softmax], tables: list[Table]) -> tuple[Tensor, ...]:
         seen.update(len(softmax.target_R) for softmax in softmaxes[1:])
-        return cross_entropy.softmax_losses(softmaxes)
+        return softmax_losses(softmaxes, tables)
 
     monkeypatch.setattr(embedding, "softmax_losses", spied)
     hidden_1TD = torch.randn(1, 100, 16, dtype=model.embedding.weights[0].dtype)
@@ -238,10 +238,12 @@ class Softmaxes:
         return [self.table, self.bias, self.extra, self.extra_bias, *self.hidden]
 
     def losses(self) -> Tensor:
-        columns = [[Columns(self.table, self.bias, *edges)] for edges in pairwise(EDGES)]
-        columns[0].append(Columns(self.extra, self.extra_bias, 0, 2))
+        columns = [[Columns(0, slice(*edges))] for edges in pairwise(EDGES)]
+        columns[0].append(Columns(1, slice(0, 2)))
         parts = zip(self.hidden, columns, self.targets, strict=True)
-        return torch.cat(softmax_losses([Softmax(hidden, tuple(some), target) for hidden, some, target in parts]))
+        tables = [Table(self.table, self.bias), Table(self.extra, self.extra_bias)]
+        softmaxes = [Softmax(hidden, tuple(some), target) for hidden, some, target in parts]
+        return torch.cat(softmax_losses(softmaxes, tables))
 
     def expected(self) -> Tensor:
         losses = []

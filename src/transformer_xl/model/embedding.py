@@ -22,6 +22,7 @@ from transformer_xl.model.kernels.cross_entropy import (
     Columns,
     SharedTable,
     Softmax,
+    Table,
     shared_table,
     softmax_losses,
 )
@@ -139,26 +140,19 @@ class AdaptiveEmbedding(nn.Module):
         """The matrices for a tied softmax."""
         return [table.for_softmax for table in self._shared] or list(self.weights)
 
-    @property
-    def _lookup_tables(self) -> Sequence[Tensor]:
-        return [table.for_lookup for table in self._shared] or list(self.weights)
-
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
         # All clusters' embeddings side by side, zero but for the token's own: to pick tokens out by their cluster would
         # make the host wait for the device. A cluster without a token gets a gradient of zeros.
-        tables = self._lookup_tables
+        tables = [table.for_lookup for table in self._shared] or list(self.weights)
         if len(tables) == 1:
             return self._looked_up(tables[0], tokens_BT)
-        parts = []
-        edges = self.clusters.edges
-        last = len(tables) - 1
+        parts, edges = [], self.clusters.edges
         for number, table in enumerate(tables):
-            start, stop = edges[number], edges[number + 1]
             # an id outside of the vocabulary stays outside of the outer clusters' rows, and is refused there
             lowest = None if number == 0 else 0
-            highest = None if number == last else stop - start - 1
-            row_BT = (tokens_BT - start).clamp(min=lowest, max=highest)
-            inside_BT = (tokens_BT >= start) & (tokens_BT < stop)
+            highest = None if table is tables[-1] else len(table) - 1
+            row_BT = (tokens_BT - edges[number]).clamp(min=lowest, max=highest)
+            inside_BT = (tokens_BT >= edges[number]) & (tokens_BT < edges[number + 1])
             parts.append(self._looked_up(table, row_BT) * inside_BT[..., None])
         return torch.cat(parts, dim=-1)
 
@@ -194,27 +188,32 @@ class AdaptiveSoftmax(nn.Module):
 
     def log_probs(self, hidden_BTD: Tensor) -> Tensor:
         """Return log-probabilities (B, T, V), at least float32."""
-        shortlist = self.clusters.sizes[0]
-        head = _log_softmax(_logits(self._projected(hidden_BTD, 0), self._head()))
-        parts = [head[..., :shortlist]]
-        for number in self.clusters.tails:
-            logits = _logits(self._projected(hidden_BTD, number), (self._cluster(number),))
-            column = shortlist + number - 1
-            parts.append(head[..., column : column + 1] + _log_softmax(logits))
-        return torch.cat(parts, dim=-1) if len(parts) > 1 else head
+        tables, shortlist = self._tables(), self.clusters.sizes[0]
+        of_clusters = []
+        for number in range(len(self.clusters.widths)):
+            projected, columns = self._projected(hidden_BTD, number), self._columns(number)
+            logits = [linear(projected, tables[at].weight_VD[rows], tables[at].bias_V[rows]) for at, rows in columns]
+            logits_BTC = torch.cat(logits, dim=-1)
+            precise = torch.promote_types(logits_BTC.dtype, torch.float32)
+            of_clusters.append(logits_BTC.log_softmax(dim=-1, dtype=precise))
+        head, *tails = of_clusters
+        if not tails:
+            return head
+        of_tails = head[..., shortlist:].split(1, dim=-1)
+        return torch.cat([head[..., :shortlist], *(p + tail for p, tail in zip(of_tails, tails, strict=True))], dim=-1)
 
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return losses (B, T) in nats in token order, at least float32; 0 where the target is -100."""
         hidden_RD, target_R = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         if not self.clusters.tails:
-            (nll_R,) = softmax_losses([Softmax(self._projected(hidden_RD, 0), self._head(), target_R)])
-            return nll_R.view(targets_BT.shape)
+            softmax = Softmax(self._projected(hidden_RD, 0), self._columns(0), target_R)
+            return softmax_losses([softmax], self._tables())[0].view(targets_BT.shape)
         edges, shortlist = self.clusters.edges, self.clusters.sizes[0]
         cluster_R = torch.zeros_like(target_R)
         for edge in edges[1:-1]:
             cluster_R += target_R >= edge
         head_target_R = torch.where(cluster_R > 0, shortlist - 1 + cluster_R, target_R)
-        softmaxes = [Softmax(self._projected(hidden_RD, 0), self._head(), head_target_R)]
+        softmaxes = [Softmax(self._projected(hidden_RD, 0), self._columns(0), head_target_R)]
         sorted_R, row_R = cluster_R.sort(stable=True)
         numbers = torch.arange(len(edges), device=target_R.device)
         # how many rows each tail has: the one time that the host waits for the device, whatever the number of clusters
@@ -226,8 +225,8 @@ class AdaptiveSoftmax(nn.Module):
             more = (0, rows_to_add(count))  # none of them counts
             projected = self._projected(hidden_RD[functional.pad(row_r, more)], number)
             target_r = functional.pad(target_r, more, value=NOT_COUNTED)
-            softmaxes.append(Softmax(projected, (self._cluster(number),), target_r))
-        head_nll_R, *tail_nll = softmax_losses(softmaxes)
+            softmaxes.append(Softmax(projected, self._columns(number), target_r))
+        head_nll_R, *tail_nll = softmax_losses(softmaxes, self._tables())
         counted = [nll_r[:count] for nll_r, count in zip(tail_nll, counts, strict=True)]
         within_tail_R = torch.cat([head_nll_R.new_zeros(borders[1]), *counted])
         nll_R = head_nll_R + torch.zeros_like(head_nll_R).index_copy(0, row_R, within_tail_R)
@@ -237,30 +236,19 @@ class AdaptiveSoftmax(nn.Module):
         if not self.clusters.projected:
             return hidden
         if str(number) in self.projections:
-            projection = self.projections[str(number)]
+            return torch.matmul(hidden, self.projections[str(number)])
+        return torch.matmul(hidden, self._embedding[0].projections[0 if self.clusters.one_table else number])
+
+    def _tables(self) -> list[Table]:
+        weights = self.weights if len(self.weights) else self._embedding[0].softmax_tables
+        tables = [Table(*pair) for pair in zip(weights, self.biases, strict=True)]
+        return [*tables, Table(self.cluster_weight, self.cluster_bias)] if self.clusters.tails else tables
+
+    def _columns(self, number: int) -> tuple[Columns, ...]:
+        if self.clusters.one_table:
+            own = Columns(0, slice(self.clusters.edges[number], self.clusters.edges[number + 1]))
         else:
-            projection = self._embedding[0].projections[0 if self.clusters.one_table else number]
-        return torch.matmul(hidden, projection)
-
-    def _cluster(self, number: int) -> Columns:
-        tables = self.weights if len(self.weights) else self._embedding[0].softmax_tables
-        if not self.clusters.one_table:
-            return Columns(tables[number], self.biases[number], 0, self.clusters.sizes[number])
-        return Columns(tables[0], self.biases[0], self.clusters.edges[number], self.clusters.edges[number + 1])
-
-    def _head(self) -> tuple[Columns, ...]:
-        # the shortlist's tokens, followed by the tails as wholes
-        if not self.clusters.tails:
-            return (self._cluster(0),)
-        return self._cluster(0), Columns(self.cluster_weight, self.cluster_bias, 0, len(self.clusters.tails))
-
-
-def _logits(hidden: Tensor, columns: tuple[Columns, ...]) -> Tensor:
-    logits = [
-        linear(hidden, part.table_VD[part.start : part.stop], part.bias_V[part.start : part.stop]) for part in columns
-    ]
-    return torch.cat(logits, dim=-1)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+            own = Columns(number, slice(0, self.clusters.sizes[number]))
+        if number > 0 or not self.clusters.tails:
+            return (own,)
+        return own, Columns(len(self.biases), slice(0, len(self.clusters.tails)))  # the tails as wholes

@@ -29,16 +29,18 @@ COLUMNS_AT_ONCE = 8192
 """Columns of which a CPU makes copies of another type at a time."""
 
 
-class Columns(NamedTuple):
-    """Neighbouring columns of a softmax: the rows from `start` to `stop` of a table and of its biases.
+class Table(NamedTuple):
+    """Rows that softmaxes take their columns from."""
 
-    No row of a table is a column of two softmaxes that are computed together, nor twice of one.
-    """
-
-    table_VD: Tensor
+    weight_VD: Tensor
     bias_V: Tensor
-    start: int
-    stop: int
+
+
+class Columns(NamedTuple):
+    """Neighbouring rows of a table as columns of a softmax; no row is a column of two softmaxes, nor twice of one."""
+
+    table: int
+    rows: slice
 
 
 class Softmax(NamedTuple):
@@ -49,129 +51,122 @@ class Softmax(NamedTuple):
     target_R: Tensor
 
 
-def softmax_losses(softmaxes: Sequence[Softmax]) -> tuple[Tensor, ...]:
+def softmax_losses(softmaxes: Sequence[Softmax], tables: Sequence[Table]) -> tuple[Tensor, ...]:
     """Return for each softmax its losses (R,) in nats, at least float32; 0 where the target is -100."""
-    inputs: dict[int, Tensor] = {}
-    places: dict[int, int] = {}
-
-    def place_of(tensor: Tensor) -> int:
-        inputs[id(tensor)] = tensor
-        return places.setdefault(id(tensor), len(places))
-
-    placed = []
-    for softmax in softmaxes:
-        hidden = place_of(softmax.hidden_RD)
-        columns = [
-            (place_of(part.table_VD), place_of(part.bias_V), slice(part.start, part.stop)) for part in softmax.columns
-        ]
-        placed.append(_Placed(hidden, columns, softmax.target_R))
-    losses: tuple[Tensor, ...] = _SoftmaxLosses.apply(placed, *inputs.values())  # type: ignore[no-untyped-call]
+    columns, targets = [softmax.columns for softmax in softmaxes], [softmax.target_R for softmax in softmaxes]
+    tensors = [*(softmax.hidden_RD for softmax in softmaxes), *(tensor for table in tables for tensor in table)]
+    losses: tuple[Tensor, ...] = _SoftmaxLosses.apply(columns, targets, *tensors)  # type: ignore[no-untyped-call]
     return losses
 
 
-class _Placed(NamedTuple):
-    """A softmax whose tensors are named by their places among a function's inputs: tables and biases may be shared."""
-
-    hidden: int
-    columns: list[tuple[int, int, slice]]
-    target_R: Tensor
-
-    @property
-    def right_columns(self) -> Tensor:  # (R, 1); 0 where none counts
-        return torch.where(self.target_R == NOT_COUNTED, 0, self.target_R)[:, None]
-
-    def parts(self) -> Iterator[slice]:  # rows that have not too many logits
-        rows = len(self.target_R)
-        rows_at_once = max(1, LOGITS_AT_ONCE // sum(columns.stop - columns.start for _, _, columns in self.columns))
-        for start in range(0, max(rows, 1), rows_at_once):
-            yield slice(start, min(start + rows_at_once, rows))
-
-    def logits(self, inputs: Sequence[Tensor], part: slice, dtype: torch.dtype) -> Tensor:
-        # (r, C) of some rows, of products in `dtype`, at least float32
-        hidden_rD = inputs[self.hidden][part].to(dtype)
-        pieces = list(self._pieces(inputs, dtype))
-        logits_rC = hidden_rD.new_empty(len(hidden_rD), pieces[-1].place.stop, dtype=_precise(dtype))
-        for table, bias, rows, place in pieces:
-            table_cD, bias_c = inputs[table][rows].to(dtype), inputs[bias][rows].to(dtype)
-            _write_linear(logits_rC[:, place], hidden_rD, table_cD, bias_c)
-        return logits_rC
-
-    def write_gradients(
-        self, grad_rC: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor], part: slice, dtype: torch.dtype
-    ) -> None:
-        # what some rows' logits pass on; to tables and biases the first part writes, and others add
-        hidden_rD, to_hidden_rD = inputs[self.hidden][part].to(dtype), gradients[self.hidden][part]
-        sum_rD = to_hidden_rD.to(_precise(dtype))
-        for table, bias, rows, place in self._pieces(inputs, dtype):
-            grad_rc, table_cD = grad_rC[:, place].to(dtype), inputs[table][rows].to(dtype)
-            _write_product(sum_rD, grad_rc, table_cD, adds=place.start > 0)
-            _write_product(gradients[table][rows], grad_rc.t(), hidden_rD, adds=part.start > 0)
-            bias_c = grad_rc.sum(dim=0)
-            gradients[bias][rows] = gradients[bias][rows] + bias_c if part.start > 0 else bias_c
-        if sum_rD is not to_hidden_rD:
-            to_hidden_rD.copy_(sum_rD)
-
-    def _pieces(self, inputs: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Piece]:
-        # cut where they are rounded to another type on a CPU, whose cache is to hold the copies
-        stop = 0
-        for table, bias, columns in self.columns:
-            is_cut = inputs[table].dtype != dtype and inputs[table].device.type == "cpu"
-            at_once = COLUMNS_AT_ONCE if is_cut else columns.stop - columns.start
-            for first in range(columns.start, columns.stop, at_once):
-                rows = slice(first, min(first + at_once, columns.stop))
-                start, stop = stop, stop + rows.stop - rows.start
-                yield _Piece(table, bias, rows, slice(start, stop))
-
-
 class _Piece(NamedTuple):
-    table: int  # places among the inputs
-    bias: int
+    table: Table
     rows: slice  # of the table
     place: slice  # among a softmax's columns
 
 
+class _Linear(NamedTuple):
+    """The linear layer below a softmax; the gradients of one have the same shape."""
+
+    hidden_RD: Tensor
+    columns: tuple[Columns, ...]
+    tables: Sequence[Table]
+
+    def parts(self) -> Iterator[slice]:  # rows that have not too many logits
+        rows = len(self.hidden_RD)
+        rows_at_once = max(1, LOGITS_AT_ONCE // sum(part.rows.stop - part.rows.start for part in self.columns))
+        for start in range(0, max(rows, 1), rows_at_once):
+            yield slice(start, min(start + rows_at_once, rows))
+
+    def logits(self, part: slice, dtype: torch.dtype) -> Tensor:
+        # (r, C) of some rows, of products in `dtype`, at least float32
+        hidden_rD = self.hidden_RD[part].to(dtype)
+        pieces = list(self._pieces(dtype))
+        logits_rC = hidden_rD.new_empty(len(hidden_rD), pieces[-1].place.stop, dtype=_precise(dtype))
+        for table, rows, place in pieces:
+            table_cD, bias_c = table.weight_VD[rows].to(dtype), table.bias_V[rows].to(dtype)
+            _write_linear(logits_rC[:, place], hidden_rD, table_cD, bias_c)
+        return logits_rC
+
+    def write_gradients(self, to: _Linear, grad_rC: Tensor, part: slice, dtype: torch.dtype) -> None:
+        # what some rows' logits pass on; to tables and biases the first part writes, and others add
+        hidden_rD, to_hidden_rD = self.hidden_RD[part].to(dtype), to.hidden_RD[part]
+        sum_rD = to_hidden_rD.to(_precise(dtype))
+        for (table, rows, place), (to_table, _, _) in zip(self._pieces(dtype), to._pieces(dtype), strict=True):
+            grad_rc, table_cD = grad_rC[:, place].to(dtype), table.weight_VD[rows].to(dtype)
+            _write_product(sum_rD, grad_rc, table_cD, adds=place.start > 0)
+            _write_product(to_table.weight_VD[rows], grad_rc.t(), hidden_rD, adds=part.start > 0)
+            bias_c = grad_rc.sum(dim=0)
+            to_table.bias_V[rows] = to_table.bias_V[rows] + bias_c if part.start > 0 else bias_c
+        if sum_rD is not to_hidden_rD:
+            to_hidden_rD.copy_(sum_rD)
+
+    def _pieces(self, dtype: torch.dtype) -> Iterator[_Piece]:
+        # cut where they are rounded to another type on a CPU, whose cache is to hold the copies
+        stop = 0
+        for number, rows in self.columns:
+            table = self.tables[number]
+            is_cut = table.weight_VD.dtype != dtype and table.weight_VD.device.type == "cpu"
+            at_once = COLUMNS_AT_ONCE if is_cut else rows.stop - rows.start
+            for first in range(rows.start, rows.stop, at_once):
+                some = slice(first, min(first + at_once, rows.stop))
+                start, stop = stop, stop + some.stop - some.start
+                yield _Piece(table, some, slice(start, stop))
+
+
+def _linears(columns: Sequence[tuple[Columns, ...]], tensors: Sequence[Tensor]) -> list[_Linear]:
+    hidden, in_tables = tensors[: len(columns)], tensors[len(columns) :]
+    tables = [Table(*pair) for pair in zip(in_tables[::2], in_tables[1::2], strict=True)]
+    return [_Linear(hidden_RD, some, tables) for hidden_RD, some in zip(hidden, columns, strict=True)]
+
+
+def _right_columns(target_R: Tensor) -> Tensor:  # (R, 1); 0 where none counts
+    return torch.where(target_R == NOT_COUNTED, 0, target_R)[:, None]
+
+
 class _SoftmaxLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, softmaxes: list[_Placed], *inputs: Tensor) -> tuple[Tensor, ...]:
-        dtype = _product_dtype(inputs[0])
+    def forward(
+        ctx: Any, columns: list[tuple[Columns, ...]], targets: list[Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        dtype = _product_dtype(tensors[0])
         losses, normalisers, kept = [], [], []
-        with _no_autocast(inputs[0]):
-            for softmax in softmaxes:
-                right_R1, normaliser, right = softmax.right_columns, [], []
-                parts = list(softmax.parts())
+        with _no_autocast(tensors[0]):
+            for linear, target_R in zip(_linears(columns, tensors), targets, strict=True):
+                right_R1, normaliser, right = _right_columns(target_R), [], []
+                parts = list(linear.parts())
                 for part in parts:
-                    logits_rC = softmax.logits(inputs, part, dtype)
+                    logits_rC = linear.logits(part, dtype)
                     normaliser.append(logits_rC.logsumexp(dim=1))
                     right.append(logits_rC.gather(1, right_R1[part])[:, 0])
                 kept.append(logits_rC if len(parts) == 1 else None)
                 normalisers.append(torch.cat(normaliser))
-                loss_R = normalisers[-1] - torch.cat(right)
-                losses.append(loss_R.masked_fill_(softmax.target_R == NOT_COUNTED, 0))
-        ctx.softmaxes, ctx.dtype, ctx.kept = softmaxes, dtype, kept
-        ctx.save_for_backward(*inputs, *normalisers)
+                losses.append((normalisers[-1] - torch.cat(right)).masked_fill_(target_R == NOT_COUNTED, 0))
+        ctx.columns, ctx.targets, ctx.dtype, ctx.kept = columns, targets, dtype, kept
+        ctx.save_for_backward(*tensors, *normalisers)
         return tuple(losses)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        softmaxes: list[_Placed] = ctx.softmaxes
-        saved, count = ctx.saved_tensors, len(softmaxes)
-        inputs, normalisers = saved[:-count], saved[-count:]
-        gradients = [torch.empty_like(tensor) for tensor in inputs]
+        count = len(ctx.columns)
+        tensors, normalisers = ctx.saved_tensors[:-count], ctx.saved_tensors[-count:]
+        gradients = [torch.empty_like(tensor) for tensor in tensors]
         kept, ctx.kept = ctx.kept, [None] * count  # written over: whoever asks for gradients twice has them made again
-        with _no_autocast(inputs[0]):
-            for number, (softmax, grad_R, normaliser_R) in enumerate(zip(softmaxes, grads, normalisers, strict=True)):
-                counted_R1 = torch.where(softmax.target_R == NOT_COUNTED, 0, grad_R)[:, None]
-                right_R1 = softmax.right_columns
-                for part in softmax.parts():
+        linears, to = _linears(ctx.columns, tensors), _linears(ctx.columns, gradients)
+        with _no_autocast(tensors[0]):
+            for number, (linear, target_R, grad_R) in enumerate(zip(linears, ctx.targets, grads, strict=True)):
+                counted_R1 = torch.where(target_R == NOT_COUNTED, 0, grad_R)[:, None]
+                right_R1 = _right_columns(target_R)
+                for part in linear.parts():
                     logits_rC, kept[number] = kept[number], None
                     if logits_rC is None:
-                        logits_rC = softmax.logits(inputs, part, ctx.dtype)
-                    grad_rC = logits_rC.sub_(normaliser_R[part, None]).exp_()
+                        logits_rC = linear.logits(part, ctx.dtype)
+                    grad_rC = logits_rC.sub_(normalisers[number][part, None]).exp_()
                     right_r1 = right_R1[part]
                     grad_rC.scatter_add_(1, right_r1, -torch.ones_like(right_r1, dtype=grad_rC.dtype))
-                    softmax.write_gradients(grad_rC.mul_(counted_R1[part]), inputs, gradients, part, ctx.dtype)
-        return (None, *gradients)
+                    linear.write_gradients(to[number], grad_rC.mul_(counted_R1[part]), part, ctx.dtype)
+        return (None, None, *gradients)
 
 
 def _product_dtype(tensor: Tensor) -> torch.dtype:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.conftest import tiny_model_config
 from tests.model.tiny import V, assert_equal_to, random_tokens, tiny_model
 from transformer_xl.model import embedding
-from transformer_xl.model.embedding import make_clusters
+from transformer_xl.model.embedding import Clusters
 from transformer_xl.model.kernels import cross_entropy
 from transformer_xl.model.kernels import linear as onednn
 from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, Table, softmax_losses
@@ -164,11 +164,12 @@ def test_the_loss_never_holds_all_logits_of_a_large_vocabulary(monkeypatch: pyte
 
 
 def test_cutoffs_beyond_the_vocabulary_fall_away() -> None:
-    trimmed = make_clusters(
+    trimmed = Clusters(
         tiny_model_config(cutoffs=[9, V, 99], div_val=2, tie_projs=[False, True, False, True]), vocab_size=V
     )
-    assert trimmed == make_clusters(tiny_model_config(cutoffs=[9], div_val=2, tie_projs=[False, True]), vocab_size=V)
-    none = make_clusters(tiny_model_config(cutoffs=[99]), vocab_size=V)
+    as_cut = Clusters(tiny_model_config(cutoffs=[9], div_val=2, tie_projs=[False, True]), vocab_size=V)
+    assert vars(trimmed) == vars(as_cut)
+    none = Clusters(tiny_model_config(cutoffs=[99]), vocab_size=V)
     assert none.edges == (0, V)
 
 
@@ -198,7 +199,7 @@ def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.Monkey
 
 
 def test_operations_follow_the_tokens_shares() -> None:
-    clusters = make_clusters(tiny_model_config(cutoffs=[8, 16], div_val=2), vocab_size=V)
+    clusters = Clusters(tiny_model_config(cutoffs=[8, 16], div_val=2), vocab_size=V)
     head = 2 * 16 * 16 + 2 * 16 * (8 + 2)
     first, second = 2 * 16 * 8 + 2 * 8 * 8, 2 * 16 * 4 + 2 * 4 * 16
     softmaxes = 100 * head + 20 * first + 10 * second

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax, make_clusters
+from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from transformer_xl.model.memory import Memory
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.registry import lookup
@@ -119,7 +119,7 @@ class LanguageModel(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
-        self.clusters = make_clusters(config, vocab_size=vocab_size)
+        self.clusters = Clusters(config, vocab_size=vocab_size)
         self.mem_len = config.mem_len
         self.clamp_len = config.clamp_len
         self.same_length = config.same_length

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,42 +30,37 @@ from transformer_xl.model.kernels.linear import linear, rows_to_add
 from transformer_xl.model_config import ModelConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Clusters:
-    """The clusters of one model.
+    """How the vocabulary of one model is cut; cutoffs at or above its size fall away.
 
     Attributes:
         edges: 0, the first token of each tail, and V.
+        sizes: how many tokens each cluster has.
+        tails: the clusters beyond the shortlist.
         widths: width of each cluster's embedding.
         d_model: D, to which embeddings are projected where `projected`.
         projected: whether there are projections between embeddings and hidden states.
         one_table: whether one matrix holds the embeddings of all clusters.
+        table_shapes: rows and width of each embedding matrix.
         tied_projections: for each cluster, whether the softmax uses the embedding's projection.
     """
 
-    edges: tuple[int, ...]
-    widths: tuple[int, ...]
-    d_model: int
-    projected: bool
-    one_table: bool
-    tied_projections: tuple[bool, ...]
-
-    @property
-    def tails(self) -> range:
-        """The clusters beyond the shortlist."""
-        return range(1, len(self.widths))
-
-    @property
-    def sizes(self) -> list[int]:
-        """Count each cluster's tokens."""
-        return [stop - start for start, stop in zip(self.edges, self.edges[1:], strict=False)]
-
-    @property
-    def table_shapes(self) -> list[tuple[int, int]]:
-        """Rows and width of each embedding matrix."""
-        if self.one_table:
-            return [(self.edges[-1], self.widths[0])]
-        return list(zip(self.sizes, self.widths, strict=True))
+    def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
+        cutoffs = kept_cutoffs(config, vocab_size=vocab_size)
+        d_embed, tied = config.d_embed or config.d_model, config.tie_projs
+        if not isinstance(tied, list):
+            tied = [tied == "all", *[tied in ("all", "tails")] * len(config.cutoffs)]
+        self.edges = (0, *cutoffs, vocab_size)
+        self.sizes = [stop - start for start, stop in pairwise(self.edges)]
+        self.tails = range(1, len(self.sizes))
+        self.widths = [d_embed // config.div_val**cluster for cluster in range(len(self.sizes))]
+        self.d_model = config.d_model
+        self.projected = config.div_val > 1 or d_embed != config.d_model
+        self.one_table = config.div_val == 1
+        self.table_shapes = (
+            [(vocab_size, d_embed)] if self.one_table else list(zip(self.sizes, self.widths, strict=True))
+        )
+        self.tied_projections = tied[: len(self.sizes)]
 
     def flops(self, *, tokens: int, shares: Sequence[float]) -> int:
         """Count the operations of projecting embeddings, and of the softmax over the clusters that tokens visit.
@@ -82,24 +77,6 @@ class Clusters:
             visits = [tokens + counts[0], *(2 * count for count in counts[1:])]
             flops += sum(count * 2 * width * self.d_model for count, width in zip(visits, self.widths, strict=True))
         return flops
-
-
-def make_clusters(config: ModelConfig, *, vocab_size: int) -> Clusters:
-    """Cut a vocabulary as `config` says; cutoffs at or above its size fall away."""
-    cutoffs = kept_cutoffs(config, vocab_size=vocab_size)
-    number = len(cutoffs) + 1
-    d_embed = config.d_embed or config.d_model
-    tied = config.tie_projs
-    if not isinstance(tied, list):
-        tied = [tied == "all", *[tied in ("all", "tails")] * len(config.cutoffs)]
-    return Clusters(
-        edges=(0, *cutoffs, vocab_size),
-        widths=tuple(d_embed // config.div_val**cluster for cluster in range(number)),
-        d_model=config.d_model,
-        projected=config.div_val > 1 or d_embed != config.d_model,
-        one_table=config.div_val == 1,
-        tied_projections=tuple(tied[:number]),
-    )
 
 
 def kept_cutoffs(config: ModelConfig, *, vocab_size: int) -> list[int]:

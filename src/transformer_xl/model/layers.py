@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformer_xl.model.attention import AttentionMask, attention_weights
 from transformer_xl.model.kernels.linear import Linear
 from transformer_xl.model.positions import Encoding, PositionEncoding
-from transformer_xl.model_config import TransformerConfig
+from transformer_xl.model_config import ModelConfig, TransformerConfig
 
 Past = Tensor | Callable[[Tensor], Tensor]
 """What came before a segment: a layer's inputs (B, M, D), or what puts keys and values of those before its own."""
@@ -46,14 +46,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden_BTD: Tensor, key_value_2NBSH: Tensor, *, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
-        """Attend from the segment to memory and segment: (B, T, D).
-
-        Args:
-            hidden_BTD: what queries are made of.
-            key_value_2NBSH: keys and values of memory and segment.
-            mask: which keys each query sees.
-            encoding: of the keys' positions.
-        """
+        """Attend from the segment to the keys and values of memory and segment, of `encoding`'s positions: (B, T, D)."""
         key_NBSH, value_NBSH = key_value_2NBSH.unbind(0)
         attended_BTNH = self._position[0].attend(
             self._queries(hidden_BTD),
@@ -91,9 +84,9 @@ class VariationalDropout(nn.Module):
         return hidden_BTD * mask_B1D
 
 
-def make_dropout(p: float, *, variational: bool) -> nn.Module:
+def make_dropout(config: ModelConfig) -> nn.Module:
     """Make the dropout of hidden states (B, T, D)."""
-    return VariationalDropout(p) if variational else nn.Dropout(p)
+    return VariationalDropout(config.dropout) if config.variational_dropout else nn.Dropout(config.dropout)
 
 
 def make_norm(config: TransformerConfig) -> nn.Module:
@@ -106,9 +99,9 @@ def relu_network(config: TransformerConfig) -> nn.Sequential:
     return nn.Sequential(
         Linear(config.d_model, config.d_inner),
         nn.ReLU(inplace=True),
-        make_dropout(config.dropout, variational=config.variational_dropout),
+        make_dropout(config),
         Linear(config.d_inner, config.d_model),
-        make_dropout(config.dropout, variational=config.variational_dropout),
+        make_dropout(config),
     )
 
 
@@ -119,7 +112,7 @@ class SwiGlu(nn.Module):
         super().__init__()
         self.gate_up = Linear(config.d_model, 2 * config.d_inner, bias=False)
         self.down = Linear(config.d_inner, config.d_model, bias=False)
-        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        self.dropout = make_dropout(config)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return (B, T, D)."""
@@ -138,21 +131,14 @@ class DecoderLayer(nn.Module):
         self.attention_norm = make_norm(config)
         self.feed_forward = SwiGlu(config) if config.feed_forward == "swiglu" else relu_network(config)
         self.feed_forward_norm = make_norm(config)
-        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        self.dropout = make_dropout(config)
 
     def key_value(self, rows_BTD: Tensor) -> Tensor:
         """Project layer inputs to keys and values (2, N, B, T, H)."""
         return self.attention.keys_and_values(self._normed(rows_BTD))
 
     def forward(self, hidden_BTD: Tensor, past: Past, *, mask: AttentionMask, encoding: Encoding) -> Tensor:
-        """Run the layer over one segment: (B, T, D).
-
-        Args:
-            hidden_BTD: the layer's input.
-            past: what came before the segment.
-            mask: which keys each query sees.
-            encoding: of the keys' positions.
-        """
+        """Run the layer over one segment, of whose keys' positions `encoding` is: (B, T, D)."""
         normed_BTD = self._normed(hidden_BTD)
         key_value_2NBTH = self.attention.keys_and_values(normed_BTD)
         if isinstance(past, Tensor):

@@ -239,15 +239,6 @@ class ShawConfig(PositionConfig):
     max_distance: Annotated[int, Field(ge=0, lt=1 << 24)]  # distances above it share its encoding
 
 
-class DistanceEmbedding(nn.Module):
-    """A vector and a number for each distance and head."""
-
-    def __init__(self, *, distances: int, n_head: int, d_head: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(distances, n_head, d_head))
-        self.bias = nn.Parameter(torch.zeros(distances, n_head))
-
-
 @register("position", "shaw", config=ShawConfig)
 class ShawEncoding(PositionEncoding):
     """Learned encodings of the distance, as the published code's `attn_type 1` has them (Shaw et al., 2018).
@@ -260,12 +251,12 @@ class ShawEncoding(PositionEncoding):
     scored = 3
 
     def add_to(self, attention: SelfAttention) -> None:
-        config = self.config
-        attention.content_bias = nn.Parameter(torch.empty(config.n_head, config.d_head))
+        distances, heads, width = self.settings.max_distance + 1, self.config.n_head, self.config.d_head
+        attention.content_bias = nn.Parameter(torch.empty(heads, width))
         attention.register_module("output", None)  # stands before the next in the order of initial weights
-        attention.distance_embedding = DistanceEmbedding(
-            distances=self.settings.max_distance + 1, n_head=config.n_head, d_head=config.d_head
-        )
+        attention.distance_embedding = nn.Module()
+        attention.distance_embedding.weight = nn.Parameter(torch.empty(distances, heads, width))
+        attention.distance_embedding.bias = nn.Parameter(torch.zeros(distances, heads))
 
     def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
         """Return the distances S-1 ... 0, those beyond the last encoding or `clamp_len` replaced by it."""
@@ -275,9 +266,9 @@ class ShawEncoding(PositionEncoding):
 
     def project(self, encoding: Encoding, attention: SelfAttention, layer: int) -> Encoding:
         """Return the distances, and the layer's u, a and b."""
-        embedding = cast(DistanceEmbedding, attention.distance_embedding)
-        own = {"content_bias_NH": attention.content_bias, "weight_PNH": embedding.weight, "bias_PN": embedding.bias}
-        return {**encoding, **cast("dict[str, Tensor]", own)}
+        learned: Any = attention.distance_embedding
+        own: Any = {"content_bias_NH": attention.content_bias, "weight_PNH": learned.weight, "bias_PN": learned.bias}
+        return {**encoding, **own}
 
     def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
         return {**encoding, "distance_S": encoding["distance_S"][-keys:]}
@@ -295,10 +286,8 @@ class ShawEncoding(PositionEncoding):
 class SinusoidEncoding(PositionEncoding):
     """The sinusoid of the place in the segment, added to the scaled embedding (Vaswani et al., 2017, section 3.5).
 
-    With a memory this is what relative encodings were invented against: place p of the segment before has the encoding
-    of place p of this one, and nothing tells the two apart (Transformer-XL, section 3.3). A document that begins inside
-    a segment goes on with the segment's places. Memory keeps the first layer's inputs with the encodings of the segment
-    that they were read in.
+    With a memory, place p of the segment before has the encoding of place p of this one, and nothing tells the two
+    apart: relative encodings mend that (Transformer-XL, section 3.3).
     """
 
     relative = False
@@ -318,7 +307,7 @@ class LearnedConfig(PositionConfig):
 class LearnedEncoding(PositionEncoding):
     """A learned encoding of the place in the segment, added to every layer's input (Al-Rfou et al., 2018, section 2.3).
 
-    Memory keeps the sums. No segment can be longer than there are places.
+    No segment can be longer than there are places.
     """
 
     relative = False
@@ -345,7 +334,7 @@ class RotaryConfig(PositionConfig):
 class RotaryEncoding(PositionEncoding):
     """Queries and keys turned by their slots, so that a score depends on their distance alone (Su et al., 2021).
 
-    Memory holds keys that are not turned, and can be read again from any segment.
+    Memory holds keys that are not turned.
     """
 
     @classmethod
@@ -370,18 +359,14 @@ class RotaryEncoding(PositionEncoding):
     def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
         cos_SH, sin_SH = encoding["cos_SH"], encoding["sin_SH"]
         queries = query_BTNH.shape[1]
-        turned_BTNH = apply_rotary(query_BTNH, cos_SH[-queries:], sin_SH[-queries:])
-        return Compared(turned_BTNH, apply_rotary(key_BSNH, cos_SH, sin_SH))
-
-
-def apply_rotary(vector_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-    """Turn the pairs (h, h + H/2) of every head's vector by its slot's angles."""
-    turned_BSNH: Tensor = _Rotary.apply(vector_BSNH, cos_SH[:, None], sin_SH[:, None])  # type: ignore[no-untyped-call]
-    return turned_BSNH
+        return Compared(
+            _Rotary.apply(query_BTNH, cos_SH[-queries:, None], sin_SH[-queries:, None]),  # type: ignore[no-untyped-call]
+            _Rotary.apply(key_BSNH, cos_SH[:, None], sin_SH[:, None]),  # type: ignore[no-untyped-call]
+        )
 
 
 class _Rotary(torch.autograd.Function):
-    """As one function: its gradient is turned back, and nothing but the angles need be kept for it."""
+    """Turns the pairs (h, h + H/2) of every head's vector by its slot's angles, which alone are kept for backward."""
 
     @staticmethod
     def forward(ctx: Any, vector_BSNH: Tensor, cos_S1H: Tensor, sin_S1H: Tensor) -> Tensor:

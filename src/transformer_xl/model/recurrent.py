@@ -80,7 +80,7 @@ class RecurrentModel(LanguageModel):
         layers = [RecurrentLayer(config) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
-        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        self.dropout = make_dropout(config)
         self.init_weights()
         for layer in layers:
             layer.init_weights()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.kernels.linear import prepack
 from transformer_xl.model.memory import HiddenMemory, Memory, beyond, length_after
 from transformer_xl.model.positions import Encoding
 from transformer_xl.model.transformer import Transformer
@@ -147,7 +148,7 @@ class KeyValueStream(Stream):
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         if self._reader is None:  # not before the first piece: until then a model may be in training mode
-            self._reader = self._model.with_prepacked_layers()
+            self._reader = prepack(self._model)
         segment_len = tokens_BT.shape[1]
         # the first query is one of the `mem_len` keys that it sees
         slots = min(self._slots, self.mem_len - 1) if self._model.same_length else self._slots

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from transformer_xl.model.base import (
     of_kind,
 )
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.kernels.linear import prepack
 from transformer_xl.model.layers import DecoderLayer, Past, make_dropout, make_norm
 from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.positions import Encoding, PositionEncoding
@@ -37,12 +36,6 @@ class SegmentRead(NamedTuple):
 
     hidden_BTD: Tensor
     inputs_LBTD: list[Tensor]
-
-
-def call_layer(layer: DecoderLayer, *args: Any, **kwargs: Any) -> Tensor:
-    """Run a layer, as `torch.compile` takes it: a function of the layer and its arguments."""
-    output_BTD: Tensor = layer(*args, **kwargs)
-    return output_BTD
 
 
 @register("model", "transformer", config=TransformerConfig)
@@ -60,10 +53,10 @@ class Transformer(LanguageModel):
     config: TransformerConfig
     attends: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
+    _run_layer: Callable[..., Tensor] = staticmethod(DecoderLayer.__call__)
 
     def __init__(self, config: TransformerConfig, *, vocab_size: int) -> None:
         super().__init__(config, vocab_size=vocab_size)
-        self._call_layer: Callable[..., Tensor] = call_layer
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.position: PositionEncoding = self.position_class(config)(config.position, config)
         self.relative = self.position.relative
@@ -71,7 +64,7 @@ class Transformer(LanguageModel):
         layers = nn.ModuleList(DecoderLayer(config, self.position) for _ in range(config.n_layer))
         self.layers = cast("Sequence[DecoderLayer]", layers)
         self.last_norm = make_norm(config) if config.norm == "rms" and config.pre_norm else nn.Identity()
-        self.dropout = make_dropout(config.dropout, variational=config.variational_dropout)
+        self.dropout = make_dropout(config)
         self.init_weights()
 
     @torch.no_grad()
@@ -145,14 +138,8 @@ class Transformer(LanguageModel):
     ) -> SegmentRead:
         """Run all layers over one segment.
 
-        Args:
-            tokens_BT: token ids.
-            past_L: for each layer what came before.
-            slots: M, how many keys these make.
-            length_B: how many of the newest of them each lane may look at.
-            mem_len: the memory's capacity.
-            resets_BT: tokens that begin a document.
-            encodings: what stands for `self.encodings`.
+        For each layer `past_L` says what came before: M = `slots` keys, of which a lane may look at the newest
+        `length_B`; `encodings` may stand for the method of that name.
         """
         segment_len = tokens_BT.shape[1]
         self.check_context(segment_len=segment_len, mem_len=mem_len)
@@ -170,20 +157,8 @@ class Transformer(LanguageModel):
         for index, layer in enumerate(self.layers):
             hidden_BTD = self.position.layer_input(hidden_BTD, index)
             inputs_LBTD.append(hidden_BTD)
-            hidden_BTD = self._call_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
+            hidden_BTD = self._run_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
         return SegmentRead(self.dropout(self.last_norm(hidden_BTD)), inputs_LBTD)
-
-    def with_layers_called_by(self, call: Callable[..., Tensor]) -> Self:
-        """Return the same model, its parameters shared, whose layers run by a function that stands for `call_layer`."""
-        twin = copy.copy(self)
-        twin._call_layer = call
-        return twin
-
-    def with_prepacked_layers(self) -> Self:
-        """Return the same model, its parameters shared, with layers for few tokens at a time; see `prepack`."""
-        twin = copy.copy(self)
-        twin._modules = {**self._modules, "layers": nn.ModuleList(prepack(layer) for layer in self.layers)}
-        return twin
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
         """Return what each key weighs to each token, before dropout, computed as the equation reads."""
@@ -211,10 +186,9 @@ class Transformer(LanguageModel):
         return Flops(of_matrices.forward + config.n_layer * layer, config.n_layer * of_memory)
 
 
-TrainNll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
-
-
-def compiled_nll(model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]) -> TrainNll:
+def compiled_nll(
+    model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]
+) -> Callable[..., TokenLosses]:
     """Return the model's `nll` for training, by layers that `torch.compile` has translated.
 
     A layer at a time and of fixed shapes: all of them share one graph, which takes a fraction of the time to compile
@@ -222,7 +196,8 @@ def compiled_nll(model: Transformer, *, segment_len: int, backend: str | Callabl
     stays outside of it. Segments of another length, as the last of an epoch, are read by the model itself. The memory
     that comes out has all its slots.
     """
-    reader = model.with_layers_called_by(torch.compile(call_layer, backend=backend, dynamic=False))
+    reader = copy.copy(model)
+    reader._run_layer = torch.compile(DecoderLayer.forward, backend=backend, dynamic=False)
 
     def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> TokenLosses:
         if tokens_BT.shape[1] != segment_len:

@@ -31,13 +31,16 @@ _WORTH_A_CALL = 1 << 26
 _WORTH_A_LAYOUT = 1 << 18
 """Numbers of a weight (I x O), below which a product of few rows takes no longer than its call."""
 
+_FEW_ROWS = 512
+"""Rows (R) below which the layout of a weight makes a difference."""
+
 _OUTPUTS_AT_ONCE = 2048
 """Outputs of a product that are made before they are copied to where they belong: so few that a cache holds them."""
 
 _ROWS_ROUNDED_TO = 16
 
-FEW_ROWS = 512
-"""Rows (R) below which the layout of a weight makes a difference."""
+_PIECES = 8
+"""Parts of a weight that share the cores when it is multiplied by a single vector."""
 
 
 def use_onednn(left: Tensor, right: Tensor) -> bool:
@@ -51,7 +54,7 @@ def supports(*tensors: Tensor) -> bool:
 
 
 def onednn_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return what `functional.linear` does, of a weight as it is or as `pack_weight` returns it."""
+    """Return what `functional.linear` does, of a weight as it is or reordered."""
     # an input that does not lie row behind row would be read a number at a time
     output_RO: Tensor = _LINEAR(input_RI.contiguous(), weight_OI, bias_O, "none", [], "")
     return output_RO
@@ -82,27 +85,10 @@ def rows_to_add(rows: int) -> int:
     return -rows % _ROWS_ROUNDED_TO if rows > _ROWS_ROUNDED_TO else 0
 
 
-def can_be_packed(weight_OI: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether products of few rows with a weight in that type gain from `pack_weight`."""
-    in_type = (dtype == torch.float32 and _ON_X86) or (dtype == torch.bfloat16 and _IN_BFLOAT16)
-    in_use = bool(torch.backends.mkldnn.enabled) and not torch.compiler.is_compiling()
-    return in_type and in_use and weight_OI.device.type == "cpu" and weight_OI.numel() >= _WORTH_A_LAYOUT
-
-
-def pack_weight(weight_OI: Tensor, *, rows: int) -> Tensor:
-    """Return a copy of a weight for `onednn_linear`, in the order in which about so many rows read it fastest."""
-    packed: Tensor = _REORDER(weight_OI, rows)
-    return packed
-
-
 def is_float32_cpu(*tensors: Tensor) -> bool:
     """Return whether products of these are computed in float32 on a CPU, and not in code that is compiled."""
     of_type = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
     return of_type and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
-
-
-_PIECES = 8
-"""Parts of a weight that share the cores when it is multiplied by a single vector."""
 
 
 class Linear(nn.Linear):
@@ -154,8 +140,7 @@ def _gemv(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     output_O = torch.bmm(pieces, column_I1.expand(_PIECES, -1, -1)).flatten()
     if rest:
         output_O = torch.cat([output_O, (weight_OI[-rest:] @ column_I1)[:, 0]])
-    if bias_O is not None:
-        output_O = output_O + bias_O
+    output_O = output_O if bias_O is None else output_O + bias_O
     return output_O.view(*input.shape[:-1], outputs)
 
 
@@ -165,27 +150,29 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: Linear) -> None:
         super().__init__()
         self._linear = linear
-        self._weight: Tensor | None = None
-        self._bias: Tensor | None = None
+        self._packed: tuple[Tensor, Tensor | None] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         # what is laid out cannot be copied
         return PackedLinear(copy.deepcopy(self._linear, memo))
 
     def forward(self, input: Tensor) -> Tensor:
-        linear = self._linear
-        is_cast = torch.is_autocast_enabled("cpu") and linear.weight.dtype != torch.float64
-        dtype = torch.get_autocast_dtype("cpu") if is_cast else linear.weight.dtype
+        linear, weight_OI = self._linear, self._linear.weight
+        is_cast = torch.is_autocast_enabled("cpu") and weight_OI.dtype != torch.float64
+        dtype = torch.get_autocast_dtype("cpu") if is_cast else weight_OI.dtype
         rows = input.numel() // linear.in_features
+        in_type = (dtype == torch.float32 and _ON_X86) or (dtype == torch.bfloat16 and _IN_BFLOAT16)
+        in_use = bool(torch.backends.mkldnn.enabled) and not torch.compiler.is_compiling()
+        gains = weight_OI.device.type == "cpu" and weight_OI.numel() >= _WORTH_A_LAYOUT
         fewest = 2 if dtype == torch.float32 else 1  # what `Linear` does with a single row is no slower
-        if not fewest <= rows < FEW_ROWS or not can_be_packed(linear.weight, dtype):
+        if not (in_type and in_use and gains and fewest <= rows < _FEW_ROWS):
             output: Tensor = linear(input)
             return output
-        if self._weight is None or self._weight.dtype != dtype:
-            self._weight = pack_weight(linear.weight.detach().to(dtype), rows=rows)
-            self._bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        if self._packed is None or self._packed[0].dtype != dtype:
+            bias_O = None if linear.bias is None else linear.bias.detach().to(dtype)
+            self._packed = _REORDER(weight_OI.detach().to(dtype), rows), bias_O
         input_RI = functional.pad(input.reshape(rows, -1).to(dtype), (0, 0, 0, rows_to_add(rows)))
-        return onednn_linear(input_RI, self._weight, self._bias)[:rows].view(*input.shape[:-1], -1)
+        return onednn_linear(input_RI, *self._packed)[:rows].view(*input.shape[:-1], -1)
 
 
 def prepack(module: M) -> M:

@@ -31,8 +31,7 @@ class Context:
         mem_len: how many tokens from before a segment are kept; None: the model's own.
         clamp_len: distances above it count as it; None: no limit.
         same_length: whether each query sees the same number of keys.
-        stride: None: memory goes from segment to segment; else windows of `segment_len` tokens without memory, each so
-            many tokens after the one before.
+        stride: None: memory goes from segment to segment; else windows without memory, each so many tokens further.
     """
 
     segment_len: int
@@ -47,7 +46,7 @@ class Context:
 
 
 class ModelOutput(NamedTuple):
-    """Last hidden states, and the memory after the segment, as in the next three."""
+    """Last hidden states; the memory after the segment, here and in the next three."""
 
     hidden_BTD: Tensor
     memory: Memory
@@ -150,9 +149,8 @@ class LanguageModel(nn.Module, ABC):
 
     def check_context(self, *, segment_len: int, mem_len: int) -> None:
         """Refuse, by a ValueError, a segment length, `clamp_len` or `same_length` that the model cannot read with."""
-        for problem in self.refusals(
-            self.config, mem_len=mem_len, clamp_len=self.clamp_len, same_length=self.same_length
-        ):
+        context: Any = {"mem_len": mem_len, "clamp_len": self.clamp_len, "same_length": self.same_length}
+        for problem in self.refusals(self.config, **context):
             raise ValueError(problem)
         if self.max_segment_len is not None and segment_len > self.max_segment_len:
             raise ValueError(
@@ -208,16 +206,13 @@ class LanguageModel(nn.Module, ABC):
 
     def memory_size(self, mem_len: int) -> int:
         """Return how many numbers a full memory holds for one lane."""
-        state = self.zero_memory(1, mem_len).state_dict() if mem_len else {}
-        return sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.is_floating_point())
+        tensors = self.zero_memory(1, mem_len).tensors().values() if mem_len else ()
+        return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
 
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
-        """Count useful operations; by the layers' matrices alone, where a network does not know better.
+        """Count useful operations; `cluster_shares`: of each of `clusters` among the tokens.
 
-        Args:
-            batch_size: B.
-            segment_len: T.
-            cluster_shares: the share of each of `clusters` among the tokens.
+        By the layers' matrices alone, where a network does not know better.
         """
         tokens = batch_size * segment_len
         vocabulary = self.clusters.flops(tokens=tokens, shares=cluster_shares)
@@ -231,19 +226,15 @@ class LanguageModel(nn.Module, ABC):
     def init_weights(self) -> None:
         """Draw from torch's global generator, as published: N(0, init_std), layer-norm gains N(1, init_std), biases 0.
 
-        Projections of an adaptive vocabulary are N(0, proj_init_std); u and v, which are biases by name only, are
-        weights.
+        Projections of an adaptive vocabulary are N(0, proj_init_std); u and v are weights.
         """
         for name, parameter in self.named_parameters():
             owner, _, own = name.rpartition(".")
-            if owner.endswith("norm") and own == "weight":
-                parameter.normal_(1.0, self.config.init_std)
-            elif own == "bias" or owner.endswith("biases") or own == "cluster_bias":
+            if own in ("bias", "cluster_bias") or owner.endswith("biases"):
                 parameter.zero_()
-            elif owner.endswith("projections"):
-                parameter.normal_(0.0, self.config.proj_init_std)
             else:
-                parameter.normal_(0.0, self.config.init_std)
+                std = self.config.proj_init_std if owner.endswith("projections") else self.config.init_std
+                parameter.normal_(1.0 if owner.endswith("norm") else 0.0, std)
 
     def own_context(self, *, segment_len: int) -> Context:
         """Return the context of the model's own lengths, with segments no longer than it can read."""
@@ -257,8 +248,7 @@ class LanguageModel(nn.Module, ABC):
     def with_context(self, *, clamp_len: int | None, same_length: bool) -> Self:
         """Return the same model, its parameters shared, that looks at its context by another rule."""
         twin = copy.copy(self)
-        twin.clamp_len = clamp_len
-        twin.same_length = same_length
+        twin.clamp_len, twin.same_length = clamp_len, same_length
         return twin
 
 

@@ -53,13 +53,12 @@ class Clusters:
         self.edges = (0, *cutoffs, vocab_size)
         self.sizes = [stop - start for start, stop in pairwise(self.edges)]
         self.tails = range(1, len(self.sizes))
-        self.widths = [d_embed // config.div_val**cluster for cluster in range(len(self.sizes))]
+        self.widths: list[int] = [d_embed // config.div_val**cluster for cluster in range(len(self.sizes))]
         self.d_model = config.d_model
         self.projected = config.div_val > 1 or d_embed != config.d_model
         self.one_table = config.div_val == 1
-        self.table_shapes = (
-            [(vocab_size, d_embed)] if self.one_table else list(zip(self.sizes, self.widths, strict=True))
-        )
+        tables = [(vocab_size, d_embed)] if self.one_table else zip(self.sizes, self.widths, strict=True)
+        self.table_shapes = list(tables)
         self.tied_projections = tied[: len(self.sizes)]
 
     def flops(self, *, tokens: int, shares: Sequence[float]) -> int:
@@ -176,7 +175,7 @@ class AdaptiveSoftmax(nn.Module):
         head, *tails = of_clusters
         if not tails:
             return head
-        of_tails = head[..., shortlist:].split(1, dim=-1)
+        of_tails = torch.split(head[..., shortlist:], 1, dim=-1)
         return torch.cat([head[..., :shortlist], *(p + tail for p, tail in zip(of_tails, tails, strict=True))], dim=-1)
 
     def nll(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden_BTD: Tensor, key_value_2NBSH: Tensor, *, mask: AttentionMask, encoding: Encoding
     ) -> Tensor:
-        """Attend from the segment to the keys and values of memory and segment, of `encoding`'s positions: (B, T, D)."""
+        """Attend from the segment to keys and values of memory and segment, at `encoding`'s positions: (B, T, D)."""
         key_NBSH, value_NBSH = key_value_2NBSH.unbind(0)
         attended_BTNH = self._position[0].attend(
             self._queries(hidden_BTD),

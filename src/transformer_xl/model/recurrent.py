@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
-        self.d_model = config.d_model
         self.is_lstm = config.kind == "lstm"
         self.network = CELLS[config.kind](config.d_model, config.d_model, batch_first=True)
 
@@ -48,21 +48,6 @@ class RecurrentLayer(nn.Module):
             outputs.append(output_BTD)
         return torch.cat(outputs, dim=1), state_KBD
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Draw matrices from U(-1, 1) / sqrt(D), torch's own choice; biases are 0, an LSTM's forget gates' 1.
-
-        A matrix of that size neither blows up nor loses a state at once at any width, as N(0, init_std) would; an open
-        forget gate keeps it (Jozefowicz et al., 2015).
-        """
-        self.network.reset_parameters()
-        for name, parameter in self.network.named_parameters():
-            if name.startswith("bias"):
-                parameter.zero_()
-        if self.is_lstm:
-            # gates stand in the order input, forget, cell, output, each with a bias of the input and one of the state
-            self.network.get_parameter("bias_ih_l0")[self.d_model : 2 * self.d_model] = 1.0
-
 
 @register("model", "rnn", config=RecurrentConfig)
 @register("model", "gru", config=RecurrentConfig)
@@ -77,13 +62,27 @@ class RecurrentModel(LanguageModel):
 
     def __init__(self, config: RecurrentConfig, *, vocab_size: int) -> None:
         super().__init__(config, vocab_size=vocab_size)
-        layers = [RecurrentLayer(config) for _ in range(config.n_layer)]
-        self.layers = nn.ModuleList(layers)
+        layers = nn.ModuleList(RecurrentLayer(config) for _ in range(config.n_layer))
+        self.layers = cast("Sequence[RecurrentLayer]", layers)
         self.softmax = AdaptiveSoftmax(self.clusters, embedding=self.embedding, tie_weights=config.tie_weights)
         self.dropout = make_dropout(config)
         self.init_weights()
-        for layer in layers:
-            layer.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw cells' matrices from U(-1, 1) / sqrt(D), torch's own choice; biases are 0, an LSTM's forget gates' 1.
+
+        A matrix of that size neither blows up nor loses a state at once at any width, as N(0, init_std) would; an open
+        forget gate keeps it (Jozefowicz et al., 2015).
+        """
+        super().init_weights()
+        for layer in self.layers:
+            layer.network.reset_parameters()
+            for name, parameter in layer.network.named_parameters():
+                if name.startswith("bias"):
+                    parameter.zero_()
+            if layer.is_lstm:  # gates: input, forget, cell, output, each with a bias of the input and one of the state
+                layer.network.get_parameter("bias_ih_l0").chunk(4)[1].fill_(1.0)
 
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> StateMemory:
         states = 2 if self.config.kind == "lstm" else 1
@@ -120,9 +119,6 @@ class RecurrentModel(LanguageModel):
 
 def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:
     """Cut a segment where any lane resets; without resets the host need not wait for the device to say where."""
-    if resets_BT is None:
-        return [slice(0, segment_len)]
-    begins_T = resets_BT.any(dim=0).tolist()
-    inner = [place for place in range(1, segment_len) if begins_T[place]]
-    edges = [0, *inner, segment_len]
+    begins_T = [] if resets_BT is None else resets_BT.any(dim=0).tolist()
+    edges = [0, *(place for place, begins in enumerate(begins_T) if begins and place > 0), segment_len]
     return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -60,10 +60,6 @@ class Stream:
     Results are those of the model's own functions over its memory, as tensors without a graph. Weights must stay as
     they are from the first piece to the last, and so must precision. Pieces may differ in length; a ValueError says
     what the model cannot read, or that it is in training mode.
-
-    Attributes:
-        batch_size: B.
-        mem_len: how many tokens from before a piece are seen.
     """
 
     def __init__(self, model: LanguageModel, *, batch_size: int, mem_len: int) -> None:
@@ -76,9 +72,7 @@ class Stream:
     def log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
         """Read the next tokens, and return log-probabilities (B, T, V) of the token after each.
 
-        Args:
-            tokens_BT: token ids, int64.
-            resets_BT: True where a token begins a document and must see nothing before it.
+        `resets_BT` is True where a token begins a document and must see nothing before it.
         """
         return self._model.softmax.log_probs(self._hidden(tokens_BT, resets_BT))
 
@@ -128,7 +122,7 @@ class KeyValueStream(Stream):
 
     def __init__(self, model: Transformer, *, batch_size: int, mem_len: int) -> None:
         super().__init__(model, batch_size=batch_size, mem_len=mem_len)
-        self._reader: Transformer | None = None
+        self._reader = prepack(model)
         self._encoding_L: Sequence[Encoding] = ()  # of `_encoded` keys
         self._encoded = 0
         self._newest_L: Sequence[Encoding] = ()  # of `_keys` keys
@@ -147,8 +141,6 @@ class KeyValueStream(Stream):
         self._zero_forgotten()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
-        if self._reader is None:  # not before the first piece: until then a model may be in training mode
-            self._reader = prepack(self._model)
         segment_len = tokens_BT.shape[1]
         # the first query is one of the `mem_len` keys that it sees
         slots = min(self._slots, self.mem_len - 1) if self._model.same_length else self._slots

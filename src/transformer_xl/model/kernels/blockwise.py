@@ -60,19 +60,15 @@ def blockwise_attention(
 
 
 class _Positions(NamedTuple):
-    """What products by distance read: (q + v) / sqrt(H), p."""
-
-    query_NBTH: Tensor
-    distance_NRH: Tensor
+    query_NBTH: Tensor  # (q + v) / sqrt(H)
+    distance_NRH: Tensor  # p
 
 
 class _Operands(NamedTuple):
-    """What the products read: (q + u) / sqrt(H), k, v; None where scores know no distance."""
-
-    query_NBTH: Tensor
+    query_NBTH: Tensor  # (q + u) / sqrt(H)
     key_NBSH: Tensor
     value_NBSH: Tensor
-    positions: _Positions | None
+    positions: _Positions | None  # None where scores know no distance
 
 
 class _Block(NamedTuple):
@@ -101,9 +97,8 @@ class _Block(NamedTuple):
     def hide(self, score_pts: Tensor) -> None:
         score_nbts = score_pts.view(self.heads.stop - self.heads.start, -1, *score_pts.shape[1:])
         for part, hidden_bts in self.hidden:
-            score_nbts[..., part.start - self.keys.start : part.stop - self.keys.start].masked_fill_(
-                hidden_bts, -torch.inf
-            )
+            some = slice(part.start - self.keys.start, part.stop - self.keys.start)
+            score_nbts[..., some].masked_fill_(hidden_bts, -torch.inf)
 
 
 class _Scratch:
@@ -133,10 +128,9 @@ class _Blockwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BTNH: Tensor) -> tuple[Tensor | None, ...]:
         given, (attended_BTNH, *kept) = ctx.saved_tensors[: ctx.number_given], ctx.saved_tensors[ctx.number_given :]
+        operands = _operands(*given)
         with torch.autocast(grad_BTNH.device.type, enabled=False):
-            gradients = _gradients(
-                _operands(*given), ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout
-            )
+            gradients = _gradients(operands, ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout)
         return (None, None, None, *gradients)
 
 
@@ -202,15 +196,8 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of queries, keys and values; where scores know distances, of positions, u and v too."""
     positions = operands.positions
-    to_query = torch.empty_like(operands.query_NBTH)
-    to_key, to_value = (
-        torch.zeros_like(part, memory_format=torch.contiguous_format)
-        for part in (operands.key_NBSH, operands.value_NBSH)
-    )
-    to_positions = positions and _Positions(
-        torch.empty_like(positions.query_NBTH),
-        torch.zeros_like(positions.distance_NRH, memory_format=torch.contiguous_format),
-    )
+    to_query, to_key, to_value = (operands.query_NBTH.new_zeros(part.shape) for part in operands[:3])
+    to_positions = positions and _Positions(*(part.new_zeros(part.shape) for part in positions))
     grad_NBTH = grad_BTNH.permute(2, 0, 1, 3).contiguous()
     mean_NBT1 = (grad_NBTH * attended_BTNH.permute(2, 0, 1, 3)).sum(dim=-1, keepdim=True)
     if dropout > 0:

@@ -176,11 +176,12 @@ class PackedLinear(nn.Module):
 
 
 def prepack(module: M) -> M:
-    """Return a module for reading alone, under weights and in a mode that stay as they are; its parameters are shared.
+    """Return a module for reading alone, in evaluation mode, under weights that stay as they are and are shared.
 
     Linear layers that read few rows at a time keep a copy of their weight in the order that these read fastest.
     """
     twin = copy.copy(module)
+    twin.training = False
     twin._modules = {
         name: PackedLinear(child) if isinstance(child, Linear) else child and prepack(child)
         for name, child in module._modules.items()

@@ -1,15 +1,14 @@
-"""Measure how far back the outputs of each layer can depend on the text, and draw the paths on which they do.
+"""Measure how far back the outputs of each layer can depend on the text (the paper's figure 2).
 
-python examples/reach.py RUN --segment-len 32 --mem-len 64 --picture reach.png
+python examples/reach.py RUN --segment-len 32 --mem-len 64
 
 Random tokens are read segment by segment. A key is seen where attention gives it a weight above 0; what a key stands
 for was itself made from the keys that the layer below saw, in its own segment. Followed down through the layers this
-gives the oldest token of each output. The paper's figure 2 shows the paths; with same_length each layer looks back
-mem_len - 1 tokens, else a query at a segment's end looks furthest.
+gives the oldest token of each output. With same_length each layer looks back mem_len - 1 tokens, else a query at a
+segment's end looks furthest.
 """
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -41,45 +40,13 @@ def oldest_tokens(seen: np.ndarray) -> np.ndarray:
     return np.stack(oldest[1:])
 
 
-def draw(seen: np.ndarray, oldest: np.ndarray, segment_len: int, path: Path) -> None:
-    """Draw what the last output depends on: lines from it down through the layers, orange where they read memory."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-
-    layers, last = seen.shape[0], seen.shape[1] - 1
-    figure = Figure(figsize=(10, 2 + 0.5 * layers), layout="constrained")
-    axes = figure.subplots()
-    step = max(1, int(seen[0, last].sum()) // 4)
-    nodes, within, memory = {last}, [], []
-    for layer in range(layers, 0, -1):
-        below = set()
-        for node in nodes:
-            keys = np.flatnonzero(seen[layer - 1, node])
-            for key in {int(keys[0]), *(int(key) for key in keys if (node - key) % step == 0)}:
-                below.add(key)
-                lines = within if key // segment_len == node // segment_len else memory
-                lines.append([(node - last, layer), (key - last, layer - 1)])
-        nodes = below
-    for lines, color in ((within, "0.6"), (memory, "tab:orange")):
-        axes.add_collection(LineCollection(lines, colors=color, linewidths=0.6))
-    for border in range(last + 1, -1, -segment_len):
-        axes.axvline(border - last - 0.5, color="tab:blue", linewidth=0.5, linestyle=":")
-    far = int(last - oldest[-1, last])
-    axes.set(xlim=(-1.03 * max(far, 1), 0.03 * max(far, 1)), yticks=range(layers + 1), ylim=(-0.3, layers + 0.3))
-    axes.set_yticklabels(["tokens", *(f"layer {layer}" for layer in range(1, layers + 1))])
-    axes.set_xlabel("position before the last output; dotted: borders of segments; orange: paths that read memory")
-    axes.set_title(f"The last output depends on tokens up to {far:,} back")
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
-    """Measure, print, and draw where that is asked for."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run folder, checkpoint or model folder")
     parser.add_argument("--segment-len", type=int, default=32)
     parser.add_argument("--mem-len", type=int, help="default: the model's own")
     parser.add_argument("--same-length", action="store_true", help="every query sees mem_len keys")
-    parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
     model = txl.load_model(asked.run).double()
     model = model.with_context(clamp_len=model.clamp_len, same_length=asked.same_length or model.same_length)
@@ -88,8 +55,6 @@ def main() -> None:
     oldest = oldest_tokens(seen)
     for layer, of_layer in enumerate(oldest, start=1):
         print(f"layer {layer}: {int((np.arange(seen.shape[1]) - of_layer).max()):,} tokens back")
-    if asked.picture:
-        draw(seen, oldest, asked.segment_len, asked.picture)
 
 
 if __name__ == "__main__":

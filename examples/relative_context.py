@@ -1,6 +1,6 @@
 """Measure how much context is of use to each of several models: relative effective context length.
 
-python examples/relative_context.py TEXT RUN_A RUN_B --lengths 1 16 32 64 128 256 --picture context.png
+python examples/relative_context.py TEXT RUN_A RUN_B --lengths 1 16 32 64 128 256
 
 Transformer-XL, appendix C: l_i(c, t) is the loss of model i on token t, predicted from exactly the c tokens before it,
 and b(c, t) the least of any model. Over the share r of tokens with the largest b(c, t), model i gains
@@ -9,7 +9,8 @@ and b(c, t) the least of any model. Over the share r of tokens with the largest 
 
 of the perplexity by reading c' tokens instead of c. Its relative effective context length is the c, going up, from
 which the next step gains less than a threshold. Each token is read in a window of its own, since a memory of c tokens
-would tell more than c tokens do. Lengths compare the models of one call, and are no measure by themselves.
+would tell more than c tokens do. Lengths compare the models of one call, and are no measure by themselves; models with
+absolute positions cannot be read beyond the length that they were trained with.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -43,15 +43,6 @@ def losses_by_context(model: torch.nn.Module, ids: np.ndarray, lengths: list[int
     return losses
 
 
-def readable_lengths(model: torch.nn.Module, run: Path, lengths: list[int]) -> list[int]:
-    """Put the longest context that a model with absolute positions was trained on in place of longer ones."""
-    if model.relative:
-        return lengths
-    config = run / "config.yaml"
-    trained = yaml.safe_load(config.read_text())["data"]["segment_len"] if config.is_file() else max(lengths)
-    return [min(length, trained, model.max_segment_len or trained) for length in lengths]
-
-
 def gains(losses: np.ndarray, share: float) -> np.ndarray:
     """Return each model's gain (rows) from each context length to the next; `losses`: models, lengths, tokens."""
     found = np.zeros((losses.shape[0], losses.shape[1] - 1))
@@ -69,22 +60,8 @@ def effective_length(gains: np.ndarray, lengths: list[int], threshold: float) ->
     return str(lengths[small[0]]) if len(small) else f">= {lengths[-1]}"
 
 
-def draw(losses: np.ndarray, names: list[str], lengths: list[int], path: Path) -> None:
-    """Draw mean loss against context length, a line for each model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, of_model in zip(names, losses.mean(axis=2), strict=True):
-        axes.plot(lengths, of_model, marker=".", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)", xticks=lengths, xticklabels=lengths)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
-    """Measure, print, and draw where that is asked for."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("run", type=Path, nargs="+", help="run folders or models of one vocabulary")
@@ -92,7 +69,6 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.5, 1.0], help="r, of the hardest tokens")
     parser.add_argument("--threshold", type=float, default=0.01)
     parser.add_argument("--tokens", type=int, default=4096, help="predictions, spread evenly over the text")
-    parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
     models = [txl.load_model(run) for run in asked.run]
     if len({model.vocabulary.hash() for model in models}) > 1:
@@ -102,12 +78,7 @@ def main() -> None:
     if len(ids) <= longest:
         parser.error(f"{asked.text} has {len(ids)} tokens, and the longest context needs more than {longest}")
     places = np.unique(np.linspace(longest, len(ids) - 1, asked.tokens).astype(int))
-    losses = np.stack(
-        [
-            losses_by_context(model, ids, readable_lengths(model, run, asked.lengths), places)
-            for model, run in zip(models, asked.run, strict=True)
-        ]
-    )
+    losses = np.stack([losses_by_context(model, ids, asked.lengths, places) for model in models])
     table = Table("model", "r", "effective context", *(f"to {length}" for length in asked.lengths[1:]))
     for index, run in enumerate(asked.run):
         for share in asked.shares:
@@ -115,8 +86,6 @@ def main() -> None:
             length = effective_length(of_model, asked.lengths, asked.threshold)
             table.add_row(str(run), f"{share:g}", length, *(f"{gain:.1%}" for gain in of_model))
     Console().print(f"{len(places):,} predictions; columns: perplexity gained over the context before", table)
-    if asked.picture:
-        draw(losses, list(map(str, asked.run)), asked.lengths, asked.picture)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Hover over a token for its loss. Tokens that are part of one character are shown
 import argparse
 import html
 import math
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,19 +57,14 @@ def span(text: str, symbols: list[str], costs: list[float | None]) -> str:
     known = [cost for cost in costs if cost is not None]
     name = f"n{sum(sum(known) >= step for step in STEPS)}" if known else "u"
     told = ("not predicted" if cost is None else f"{cost:.3f} nats" for cost in costs)
-    tip = "\n".join(f"{visible(symbol)}: {words}" for symbol, words in zip(symbols, told, strict=True))
+    tip = "\n".join(f"{symbol}: {words}" for symbol, words in zip(symbols, told, strict=True))
     return f'<span class="{name}" title="{html.escape(tip)}">{html.escape(visible(text))}</span>'
 
 
 def visible(text: str) -> str:
     """Write characters that would not be seen, or would change the order of what is, by their codes."""
-    hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-    return "".join(
-        f"\u27e8{ord(char):X}\u27e9"
-        if unicodedata.category(char) in hidden and char not in "\n\t\u200c\u200d"
-        else char
-        for char in text
-    ).replace("\n", "\u21b5\n")
+    seen = (char if char.isprintable() or char in "\n\t\u200c\u200d" else f"\u27e8{ord(char):X}\u27e9" for char in text)
+    return "".join(seen).replace("\n", "\u21b5\n")
 
 
 def main() -> None:

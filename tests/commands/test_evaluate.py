@@ -97,7 +97,7 @@ def test_several_models_stand_in_one_table(run: Outcome, capsys: pytest.CaptureF
     assert call(f"run=[{run.folder},{last}]", "eval.max_tokens=40") == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("│ run, checkpoint=best", "│ last.ckpt, checkpoint=last.ckpt"))
-    (folder,) = Path("outputs").glob("evaluation-*")
+    (folder,) = Path("outputs", "evaluation").glob("*")
     assert {path.name for path in folder.iterdir()} == {
         ".evaluation.json.lock",
         "evaluation.json",
@@ -145,7 +145,7 @@ def test_what_one_of_several_models_cannot_do_is_said_before_any_is_read(
     captured = capsys.readouterr()
     assert "eval.attention is true, and must be false for lstm" in captured.err
     assert "parameters" not in captured.err  # which the first line of each reading says
-    assert not list(Path().glob("outputs/evaluation-*"))
+    assert not list(Path().glob("outputs/evaluation"))
 
 
 def test_a_file_that_the_command_names_is_read_whole(

@@ -98,10 +98,8 @@ def test_attention_is_drawn_from_the_predictions_that_see_a_distance(
         seen=seen,
         memory_share=np.full((layers, 6), 0.3),
         predictions=1000,
-        segment_len=segment_len,
-        mem_len=mem_len,
     )
-    plots.draw_attention(found, tmp_path / "a.png", title="a model")
+    plots.draw_attention(found, tmp_path / "a.png", segment_len=segment_len, title="a model")
     panel = figures[0].axes[0]
     assert panel.get_title() == "layer 1: 30% on memory"
     assert len(panel.get_lines()) == 7

@@ -93,12 +93,11 @@ def test_nothing_is_said_about_nothing_and_nothing_is_nan() -> None:
     for length in (0, 1):
         score = TextScore(predictions=len(scorer.read(random_ids(length))), tokens=length, text_bytes=length)
         assert score.predictions == 0
-        assert (score.nats_per_token, score.bits_per_byte, score.perplexity) == (None, None, None)
+        assert score.means == (None, None, None)
     assert len(scorer.read(random_ids(2))) == 1
     two = TextScore(nats=4.0, predictions=2, tokens=4, text_bytes=6)
-    assert two.perplexity == pytest.approx(math.exp(2))
-    assert two.bits_per_byte == pytest.approx(2 / math.log(2) * 4 / 6)
-    assert TextScore(nats=1.0, predictions=1, tokens=1).bits_per_byte is None  # no text
+    assert two.means == pytest.approx((2, 2 / math.log(2) * 4 / 6, math.exp(2)))
+    assert TextScore(nats=1.0, predictions=1, tokens=1).means[1] is None  # no text
 
 
 def test_a_loss_that_is_no_number_is_refused() -> None:
@@ -109,24 +108,18 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         scorer_of(model).read(np.array([0, 1, 2, 3, 4, 4, 5, 6]))
 
 
-def texts_of(data: bytes, *, unit: Unit, keeps: bool) -> list[bytes]:
-    found: list[bytes] = []
-    for text in read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=keeps):
-        if keeps:
-            assert text.line == 1 + data.count(b"\n", 0, len(b"".join(found)))
-        found.append(text.data)
-    return found
+def texts_of(data: bytes, *, unit: Unit) -> list[bytes]:
+    return [text.data for text in read_texts(io.BytesIO(data), unit=unit)]
 
 
 def test_a_file_is_cut_into_lines_or_documents() -> None:
-    assert texts_of(b"", unit="line", keeps=True) == []
+    assert texts_of(b"", unit="line") == []
     lines = [b"one\n", b"\n", b"two\r\n", b"three"]
-    assert texts_of(b"".join(lines), unit="line", keeps=True) == lines
-    data = b"\n one\ntwo\n \n\nthree\n\n"
-    assert texts_of(data, unit="document", keeps=False) == [b" one\ntwo\n", b"three\n"]
-    assert texts_of(data, unit="document", keeps=True) == [b"\n one\ntwo\n \n\n", b"three\n\n"]
-    assert texts_of(b" \n\n", unit="document", keeps=False) == []
-    assert texts_of(b" \n\n", unit="document", keeps=True) == [b" \n\n"]
+    assert texts_of(b"".join(lines), unit="line") == lines
+    found = list(read_texts(io.BytesIO(b"\n one\ntwo\n \n\nthree\n\n"), unit="document"))
+    assert found == [Text(b" one\ntwo\n", 2), Text(b"three\n", 6)]
+    assert texts_of(b" \n\n", unit="document") == []
+    assert texts_of(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo", unit="line") == [b"one\n", b"\xef\xbb\xbftwo"]
 
 
 class Asked:
@@ -143,10 +136,10 @@ class Asked:
 
 def test_a_text_is_given_before_the_next_is_asked_for() -> None:
     source = Asked(b"one\n", b"two\n")
-    found = read_texts(source, unit="line", keeps_blank_lines=False)  # type: ignore[arg-type]
+    found = read_texts(source, unit="line")  # type: ignore[arg-type]
     assert [(next(found).data, source.asked) for _ in range(2)] == [(b"one\n", 1), (b"two\n", 2)]
     source = Asked(b"one\n", b"two\n", b"\n", b"three\n")
-    found = read_texts(source, unit="document", keeps_blank_lines=False)  # type: ignore[arg-type]
+    found = read_texts(source, unit="document")  # type: ignore[arg-type]
     assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
 
 
@@ -155,7 +148,7 @@ def encoded(
 ) -> list[tuple[list[int], int]]:
     """The ids of each text, and the bytes that they stand for."""
     encode = partial(encode_text, vocabulary, unit=unit, reads_on=reads_on, has_line_ends=has_line_ends)
-    found = read_texts(io.BytesIO(data), unit=unit, keeps_blank_lines=reads_on)
+    found = read_texts(io.BytesIO(data), unit=unit)
     return [(encoded.ids.tolist(), encoded.text_bytes) for encoded in map(encode, found)]
 
 
@@ -192,7 +185,7 @@ def test_a_document_ends_with_its_own_symbol_where_there_is_one() -> None:
     data, ends = b"a\nb\n\n\nc\n", ByteTokenizer(end_of_document=True)
     assert encoded(ends, data, unit="document") == [([97, 10, 98, 256], 3), ([99, 256], 1)]
     assert encoded(ends, data, unit="document", reads_on=True) == [
-        ([97, 10, 98, 10, 10, 10, 256], 6),
+        ([97, 10, 98, 10, 256], 4),
         ([99, 10, 256], 2),
     ]
     assert encoded(ends, b"a\n") == [([97], 1)]
@@ -225,7 +218,3 @@ def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int)
 
 def test_bytes_are_read_whatever_they_are() -> None:
     assert encoded(ByteTokenizer(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]
-
-
-def test_a_byte_order_mark_is_no_part_of_a_text() -> None:
-    assert texts_of(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo", unit="line", keeps=False) == [b"one\n", b"\xef\xbb\xbftwo"]

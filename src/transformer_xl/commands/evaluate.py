@@ -26,13 +26,6 @@ class ReadingConfig(Settings):
     attention: bool
     attention_tokens: Count
 
-    @property
-    def is_varied(self) -> bool:
-        """Whether a list is given, of which each value makes a reading."""
-        return any(
-            isinstance(value, list) for value in (self.segment_len, self.mem_len, self.clamp_len, self.same_length)
-        )
-
 
 class EvaluateConfig(ModelChoice):
     """`evaluate.py`, whole."""

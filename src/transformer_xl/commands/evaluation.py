@@ -8,8 +8,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
+from transformer_xl import run_folder
 from transformer_xl.commands.evaluate import EvaluateConfig, ReadingConfig
 from transformer_xl.commands.evaluation_rows import Row, draw, print_rows
 from transformer_xl.commands.models import OUTPUTS, LoadedModel, NamedModel, find_models
@@ -30,26 +29,8 @@ from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
 from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write, locked
-from transformer_xl.inference.evaluate import (
-    ClassMeans,
-    attention_by_distance,
-    context_of,
-    distance_classes,
-    mean_by_class,
-    position_classes,
-    read_split,
-)
+from transformer_xl.inference import evaluate
 from transformer_xl.init_from import fitting
-from transformer_xl.run_folder import (
-    Identity,
-    SavedConfig,
-    Summary,
-    claim,
-    read_identity,
-    refuse_if_in_use,
-    saved_config,
-    slug,
-)
 from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training import wandb as monitors
@@ -58,8 +39,6 @@ RECORD = "evaluation.json"
 _FORMAT = 1
 _SHARES = {"data.test_fraction", "data.valid_fraction", "data.split"}
 """Settings that say which part of a text is the test split."""
-_SEED_WITHOUT_A_RUN = 1
-"""Of synthetic data: `conf/train.yaml`'s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +61,22 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         given: the keys that it names.
     """
     models = find_models(config.run, checkpoint=config.checkpoint)
-    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    place = OUTPUTS, f"evaluation-{moment}"
+    folder = None
     if len(models) == 1:
-        folder = models[0].run or OUTPUTS / slug(models[0].name)
-        place = folder / "evaluation", f"{moment}-{config.split}"
+        folder = models[0].run or OUTPUTS / run_folder.slug(models[0].name)
         read_record(folder / RECORD)
     for model in models if config.wandb else ():
         check_can_publish(model)
     for model in models[1:]:  # what cannot be read is said before anything is
         open_subject(model, config, given=given)
-    rows = [row for model in models for row in _measure_all(open_subject(model, config, given=given), config)]
-    pictures = claim(*place)
-    record = add_record(place[0].parent if len(models) == 1 else pictures, rows, command=command, pictures=pictures)
+    rows = []
+    for model in models:
+        subject = open_subject(model, config, given=given)
+        _tell(f"{model.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
+        rows += [measure(subject, reading, config) for reading in subject.readings]
+    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    pictures = run_folder.claim((folder or OUTPUTS) / "evaluation", f"{moment}-{config.split}")
+    record = add_record(folder or pictures, rows, command=command, pictures=pictures)
     print_rows(rows)
     print(f"Numbers: {record}; pictures: {pictures}/")
     draw(rows, pictures)
@@ -113,7 +95,7 @@ def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[
         UserError: nobody says which corpus, or it cannot be read with the model's vocabulary, or as it is asked for.
     """
     loaded = named.load(device=config.device, precision=config.eval.precision)
-    run = None if named.run is None else saved_config(named.run)
+    run = None if named.run is None else run_folder.saved_config(named.run)
     own = None if run is None else run.data
     settings = own if config.data is None else config.data
     if settings is None:
@@ -144,10 +126,12 @@ def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[
     return Subject(named=named, loaded=loaded, data=data, data_path=path, readings=readings)
 
 
-def _open_corpus(named: NamedModel, loaded: LoadedModel, settings: DataConfig, run: SavedConfig | None) -> Dataset:
+def _open_corpus(
+    named: NamedModel, loaded: LoadedModel, settings: DataConfig, run: run_folder.SavedConfig | None
+) -> Dataset:
     """Open a corpus; `run` is the run whose own text it is, None for another text."""
     vocabulary = loaded.model.vocabulary
-    seed = named.settings.get("seed", _SEED_WITHOUT_A_RUN)
+    seed = named.settings.get("seed", 1)  # conf/train.yaml's
     if isinstance(settings, RecallConfig):
         data: Dataset = Recall(config=settings, seed=seed)
     else:
@@ -171,12 +155,7 @@ def _open_corpus(named: NamedModel, loaded: LoadedModel, settings: DataConfig, r
 def readings_of(own: EvalConfig, asked: ReadingConfig, *, predictions: int, is_own: bool) -> list[EvalConfig]:
     """Return every combination of the lengths that are asked for, put in place of a model's own.
 
-    Args:
-        own: of the model.
-        asked: of the command.
-        predictions: of the split; of another text than the run's as many lanes are read as leave most of it to be read
-            with a full memory.
-        is_own: whether it is the run's text.
+    Of another text than the run's as many lanes are read as leave most of its predictions a full memory.
     """
     given = {name: getattr(asked, name) for name in EvalConfig.model_fields}
     listed = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
@@ -200,39 +179,33 @@ def readings_of(own: EvalConfig, asked: ReadingConfig, *, predictions: int, is_o
 # ---- rows
 
 
-def _measure_all(subject: Subject, config: EvaluateConfig) -> Iterator[Row]:
-    """Read one model in every way; attention is looked at in the one with the longest memory."""
-    _tell(f"{subject.named.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
-    looked_at = max(subject.readings, key=lambda reading: reading.mem_len)
-    for reading in subject.readings:
-        yield measure(subject, reading, config, attention=config.eval.attention and reading is looked_at)
-
-
-def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig, *, attention: bool) -> Row:
-    """Read the split in one way."""
+def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Row:
+    """Read the split in one way; attention is looked at in the one with the longest memory."""
     named, loaded, data, most = subject.named, subject.loaded, subject.data, config.eval.max_tokens
-    context = context_of(reading)
+    context = evaluate.context_of(reading)
     source = data.lanes(config.split, batch_size=reading.batch_size, segment_len=context.segment_len, evaluation=True)
     started = time.perf_counter()
     with Progress(console=Console(stderr=True), transient=True) as display:
         task = display.add_task(named.name, total=most or source.counted(epoch=0, start=0, stop=source.lane_len))
-        losses = read_split(
+        losses = evaluate.read_split(
             loaded.model,
             source,
             context,
             max_tokens=most,
             autocast=loaded.autocast,
-            progress=lambda tokens, _: display.update(task, completed=tokens),
+            progress=lambda tokens: display.update(task, completed=tokens),
         )
     seconds = time.perf_counter() - started
     found = None
-    if attention:
-        at_most = config.eval.attention_tokens
-        found = attention_by_distance(loaded.model, source, context, max_tokens=at_most, autocast=loaded.autocast)
+    if config.eval.attention and reading is max(subject.readings, key=lambda one: one.mem_len):
+        tokens = config.eval.attention_tokens
+        found = evaluate.attention_by_distance(
+            loaded.model, source, context, max_tokens=tokens, autocast=loaded.autocast
+        )
     unit = unit_of(data, config.split)
     figures = {"loss": losses.score.loss, **unit.figures(losses.score.loss)}
-    positions = mean_by_class(losses.losses, position_classes(source, context))
-    distances = mean_by_class(losses.losses, distance_classes(source))
+    positions = evaluate.mean_by_class(losses.losses, evaluate.position_classes(source, context))
+    distances = evaluate.mean_by_class(losses.losses, evaluate.distance_classes(source))
     record = {
         "model": named.path,
         "kind": loaded.model.config.kind,
@@ -251,7 +224,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig, *, at
         "data_checksum": data.fingerprint.sha256,
         "vocabulary_hash": data.vocabulary.hash(),
         "loss_by_position": _numbers(positions),
-        "loss_by_distance": {"tokens_read": _filled(distances, distances.labels), **_numbers(distances)},
+        "loss_by_distance": {"tokens_read": distances.labels.tolist(), **_numbers(distances)},
     }
     if found is not None:
         record["attention"] = {
@@ -273,31 +246,20 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig, *, at
     )
 
 
-def _numbers(found: ClassMeans) -> dict[str, list[Any]]:
-    means = [value if math.isfinite(value) else None for value in _filled(found, found.means)]
-    return {"loss": means, "predictions": _filled(found, found.counts)}
-
-
-def _filled(found: ClassMeans, values: NDArray[Any]) -> list[Any]:
-    """Return values up to the last class that holds anything."""
-    listed: list[Any] = values.tolist()
-    return listed[: 1 + max(np.flatnonzero(found.counts), default=-1)]
+def _numbers(found: evaluate.ClassMeans) -> dict[str, list[Any]]:
+    means = [value if math.isfinite(value) else None for value in found.means.tolist()]
+    return {"loss": means, "predictions": found.counts.tolist()}
 
 
 def read_record(path: Path) -> list[Any]:
-    """Return the evaluations of an `evaluation.json` that may not be there yet.
-
-    Raises:
-        UserError: a file of this name is none of this program's.
-    """
-    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] == _FORMAT:
-            evaluations: list[Any] = content["evaluations"]
-            return evaluations
-    if path.exists():
-        raise UserError(f"{path} is damaged, or was not written by this program: move it away")
-    return []
+    """Return the evaluations of an `evaluation.json` that may not be there yet; `UserError` where it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        evaluations: list[Any] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged, or was not written by this program: move it away") from error
+    return evaluations
 
 
 def add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pictures: Path) -> Path:
@@ -325,35 +287,26 @@ def _tell(line: str) -> None:
 # ---- W&B
 
 
-def check_can_publish(model: NamedModel) -> tuple[WandbConfig, Identity]:
+def check_can_publish(model: NamedModel) -> tuple[Path, WandbConfig, run_folder.Identity]:
     """Return what opens the W&B run of a model's training run; `UserError` where there is none, or it is in use."""
-    identity = None if model.run is None else read_identity(model.run)
-    if model.run is None or identity is None:
-        raise UserError(f"wandb is true, and {model.path} comes from no run whose W&B run could show scores")
-    logger = saved_config(model.run).logger
-    if not isinstance(logger, WandbConfig):
-        raise UserError(f"wandb is true, and {model.run} was trained without W&B (logger={logger.kind})")
+    logger = None if model.run is None else run_folder.saved_config(model.run).logger
+    identity = None if model.run is None else run_folder.read_identity(model.run)
+    if model.run is None or identity is None or not isinstance(logger, WandbConfig):
+        raise UserError(f"wandb is true, and {model.path} comes from no run with a W&B run (logger=wandb)")
     monitors.check_mode(logger)
-    refuse_if_in_use(model.run)  # two processes would write to one W&B run
-    return logger, identity
+    run_folder.refuse_if_in_use(model.run)  # two processes would write to one W&B run
+    return model.run.absolute(), logger, identity
 
 
 def publish(row: Row) -> str:
     """Put a score into the run's W&B run, at its last step; return the line that says where to look."""
-    logger, identity = check_can_publish(row.named)
-    assert row.named.run is not None
-    folder, summary = row.named.run.absolute(), Summary.read(row.named.run)
-    monitor = monitors.open_wandb(
-        logger,
-        folder=folder,
-        name=row.named.settings["name"] or folder.name,
-        run_id=identity.run_id,
-        settings=row.named.settings | ({} if identity.parent is None else {"parent": dict(identity.parent)}),
-    )
-    figures = {"loss": row.loss, **row.unit.figures(row.loss)}
+    folder, logger, identity = check_can_publish(row.named)
+    summary, settings = run_folder.Summary.read(folder), row.named.settings
+    name = settings["name"] or folder.name
+    monitor = monitors.open_wandb(logger, folder=folder, name=name, run_id=identity.run_id, settings=settings)
+    under, figures = f"{metrics.EVALUATION}/{row.record['split']}", {"loss": row.loss, **row.unit.figures(row.loss)}
     try:
         if monitor.logger is not None:
-            under = f"{metrics.EVALUATION}/{row.record['split']}"
             values = {f"{under}/{name}": value for name, value in figures.items() if math.isfinite(value)}
             monitor.logger.log_metrics(values, step=summary.step)
     finally:

@@ -1,4 +1,4 @@
-"""The rows of an evaluation, and what is said and drawn of them."""
+"""The rows of an evaluation, and what is printed and drawn of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import Dataset, LaneSource, beside_scores
 from transformer_xl.errors import first_line
-from transformer_xl.inference import plots
-from transformer_xl.inference.evaluate import (
-    AttentionByDistance,
-    Classes,
-    SplitLosses,
-    context_of,
-    distance_classes,
-    mean_by_class,
-    paired_difference,
-    position_classes,
-)
+from transformer_xl.inference import evaluate, plots
 from transformer_xl.run_folder import slug
 from transformer_xl.scores import BITS_PER_BYTE, PERPLEXITY, Unit, in_words
 
@@ -37,19 +27,7 @@ _SETTINGS = ("checkpoint", "batch_size", "segment_len", "mem_len", "clamp_len", 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model, read in one way.
-
-    Attributes:
-        record: what `evaluation.json` says.
-        named: the model.
-        attends: whether it looks at single tokens of its memory.
-        data: what was read.
-        source: its lanes.
-        reading: how.
-        unit: of the scores.
-        losses: of all predictions.
-        attention: None: it was not looked at.
-    """
+    """One model, read in one way; `record` is what `evaluation.json` says of it."""
 
     record: dict[str, Any]
     named: NamedModel
@@ -58,8 +36,8 @@ class Row:
     source: LaneSource
     reading: EvalConfig
     unit: Unit
-    losses: SplitLosses
-    attention: AttentionByDistance | None
+    losses: evaluate.SplitLosses
+    attention: evaluate.AttentionByDistance | None
 
     @property
     def loss(self) -> float:
@@ -68,8 +46,8 @@ class Row:
 
     @property
     def mem_len(self) -> int:
-        """How many tokens from before a segment are seen."""
-        return self.reading.mem_len if self.reading.stride is None else 0
+        """How many tokens from before a segment are looked at; 0 too where a memory has no length."""
+        return self.reading.mem_len if self.reading.stride is None and self.attends else 0
 
     @property
     def settings(self) -> dict[str, str]:
@@ -77,7 +55,7 @@ class Row:
         split, record = self.record["split"], self.record
         values = {name: str(record[name]).lower() for name in _SETTINGS if record[name] not in (None, "")}
         if not self.attends:
-            del values["mem_len"]  # a state has no length
+            del values["mem_len"]
         return {
             "model": self.named.name,
             "data": f"{self.data.name}{beside_scores(self.data)}",
@@ -87,13 +65,20 @@ class Row:
         }
 
     def difference(self, other: Row) -> NDArray[np.floating[Any]] | None:
-        """Return the losses less those of another row, token by token; None where they did not read the same tokens."""
-        return paired_difference(self.losses, other.losses) if self is not other and same_text([self, other]) else None
+        """Return the losses less those of another row, token by token; None where they did not read the same tokens.
+
+        Their mean has a far smaller error than either loss: what makes a token hard is the same for both.
+        """
+        mine, theirs = self.losses.losses, other.losses.losses
+        is_paired = self is not other and mine.shape == theirs.shape and _is_shared([self, other], *_TEXT)
+        return mine.astype(np.float64) - theirs if is_paired else None
 
 
-def same_text(rows: Sequence[Row]) -> bool:
-    """Return whether all rows have read the same tokens."""
-    return len({(row.record["data_checksum"], row.record["split"], row.record["vocabulary_hash"]) for row in rows}) == 1
+_TEXT = ("data_checksum", "split", "vocabulary_hash")
+
+
+def _is_shared(rows: Sequence[Row], *keys: str) -> bool:
+    return len({tuple(row.record[key] for key in keys) for row in rows}) == 1
 
 
 def labelled(rows: Sequence[Row], *, without: str = "") -> tuple[str, list[str]]:
@@ -109,7 +94,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     """Print a row for each score, and what can be learnt from them."""
     title, labels = labelled(rows)
     units = list(rows[0].unit.shown(0.0))
-    if len({row.record["vocabulary_hash"] for row in rows}) > 1:
+    if not _is_shared(rows, "vocabulary_hash"):
         units = [BITS_PER_BYTE] if all(row.unit.tokens_per_byte is not None for row in rows) else []
     cells = []
     for label, row in zip(labels, rows, strict=True):
@@ -125,9 +110,9 @@ def _in_words(rows: Sequence[Row], labels: Sequence[str], *, comparable: Sequenc
     if not all(row.record["tokens"] for row in rows):
         yield "Nothing was predicted where no loss stands."
         return
-    if len({row.record["data_checksum"] for row in rows}) > 1:
+    if not _is_shared(rows, "data_checksum"):
         yield "The models have read different texts: these numbers do not tell which of them is better."
-    if len({row.record["vocabulary_hash"] for row in rows}) > 1:
+    if not _is_shared(rows, "vocabulary_hash"):
         yield f"The vocabularies differ: {' and '.join(comparable) or 'nothing'} can be compared, the loss cannot."
     trained = rows[0].named.settings["model"]["mem_len"] if rows[0].named.settings and rows[0].attends else 0
     if min(row.mem_len for row in rows) < trained <= max(row.mem_len for row in rows):
@@ -135,15 +120,15 @@ def _in_words(rows: Sequence[Row], labels: Sequence[str], *, comparable: Sequenc
             f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
             "relies on; what memory is worth is told by a model trained without it (model.mem_len=0)."
         )
-    if len(rows) > 1 and same_text(rows):
+    if len(rows) > 1 and _is_shared(rows, *_TEXT):
         (best, label), (other, _) = sorted(zip(rows, labels, strict=True), key=lambda one: one[0].loss)[:2]
         yield (
-            f"Least loss: {label}, by {other.loss - best.loss:.4f} ± {2 * paired_error(other, best):.4f} nats per "
+            f"Least loss: {label}, by {other.loss - best.loss:.4f} ± {2 * _paired_error(other, best):.4f} nats per "
             "token (two standard errors of the difference, token by token)."
         )
 
 
-def paired_error(row: Row, other: Row) -> float:
+def _paired_error(row: Row, other: Row) -> float:
     """Return the standard error of the mean difference between two rows' losses, token by token; NaN: there is none."""
     difference = row.difference(other)
     known = np.array([]) if difference is None else difference[~np.isnan(difference)]
@@ -156,8 +141,8 @@ def paired_error(row: Row, other: Row) -> float:
 def draw(rows: Sequence[Row], folder: Path) -> None:
     """Draw where the losses lie, a line for each row; what cannot be drawn is said, and fails nothing."""
     title, labels = labelled(rows)
-    by_place = [position_classes(row.source, context_of(row.reading)) for row in rows]
-    by_distance = [distance_classes(row.source) for row in rows]
+    by_place = [evaluate.position_classes(row.source, evaluate.context_of(row.reading)) for row in rows]
+    by_distance = [evaluate.distance_classes(row.source) for row in rows]
     far = "tokens read since the document (without borders: the lane) began"
     drawings = {
         "loss_by_position": partial(_draw_losses, rows, by_place, axis="place in the segment"),
@@ -167,7 +152,8 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
         drawings["score_by_memory"] = partial(_draw_by_memory, rows)
     for row, label in zip(rows, labels, strict=True):
         if row.attention is not None:
-            drawings[f"attention-{slug(label)}"] = partial(plots.draw_attention, row.attention)
+            segment_len = row.reading.segment_len
+            drawings[f"attention-{slug(label)}"] = partial(plots.draw_attention, row.attention, segment_len=segment_len)
     for name, drawing in drawings.items():
         try:
             drawing(path=folder / f"{name}.png", title=title)
@@ -176,21 +162,22 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 
 
 def _scales(rows: Sequence[Row]) -> tuple[str, list[float]]:
-    """Return the unit in which rows are drawn, and what their losses are multiplied by: one that is linear in them."""
-    is_one = len({row.record["vocabulary_hash"] for row in rows}) == 1
-    name = rows[0].unit.name if is_one else BITS_PER_BYTE
+    """Return the unit in which rows are drawn, one linear in their losses, and what these are multiplied by."""
+    name = rows[0].unit.name if _is_shared(rows, "vocabulary_hash") else BITS_PER_BYTE
     if name == PERPLEXITY or (name == BITS_PER_BYTE and any(row.unit.tokens_per_byte is None for row in rows)):
         return "nats per token", [1.0] * len(rows)
     return in_words(name), [row.unit.figures(1.0)[name] for row in rows]
 
 
-def _draw_losses(rows: Sequence[Row], classes: Sequence[Classes], *, path: Path, axis: str, title: str) -> None:
+def _draw_losses(
+    rows: Sequence[Row], classes: Sequence[evaluate.Classes], *, path: Path, axis: str, title: str
+) -> None:
     unit, scales = _scales(rows)
     lines = []
     for label, row, scale, of in zip(labelled(rows)[1], rows, scales, classes, strict=True):
         difference = row.difference(rows[0])
-        means = None if difference is None else mean_by_class(difference * scales[0], of)
-        lines.append(plots.LossLine(label, mean_by_class(row.losses.losses * scale, of), means))
+        means = None if difference is None else evaluate.mean_by_class(difference * scale, of)
+        lines.append(plots.LossLine(label, evaluate.mean_by_class(row.losses.losses * scale, of), means))
     plots.draw_losses(lines, path, axis=axis, unit=unit, title=title)
 
 
@@ -204,9 +191,7 @@ def _draw_by_memory(rows: Sequence[Row], *, path: Path, title: str) -> None:
     for label, group in groups.items():
         ordered = sorted(group, key=lambda one: one[0].mem_len)
         longest = ordered[-1][0]
-        has_length = longest.reading.stride is None and longest.attends
-        memory = [row.mem_len for row, _ in ordered] if has_length else []
-        scores = [row.loss * scale for row, scale in ordered]
-        errors = [paired_error(row, longest) * scale for row, scale in ordered]
-        lines.append(plots.MemoryLine(label, memory, scores, errors))
+        memory = [row.mem_len for row, _ in ordered] if longest.attends and longest.reading.stride is None else []
+        errors = [_paired_error(row, longest) * scale for row, scale in ordered]
+        lines.append(plots.MemoryLine(label, memory, [row.loss * scale for row, scale in ordered], errors))
     plots.draw_by_memory(lines, path, unit=unit, title=title)

@@ -70,36 +70,22 @@ class NamedModel:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def load(self, *, device: str, precision: str) -> LoadedModel:
-        """Load the model where it shall run.
-
-        Args:
-            device: of torch; `auto`: a GPU where there is one.
-            precision: as Lightning names it; `own`: that of its run, without one float32.
-
-        Raises:
-            UserError: no model, no such device, or a precision that it cannot do.
-        """
+        """Load the model on a device of torch, or `auto`, in one of Lightning's precisions, or its run's `own`."""
         model = load_model(self.path, "last" if self.checkpoint == "last" else "best")
         if precision == "own":
             precision = str(self.settings["trainer"]["precision"]) if self.settings else "32-true"
         return place(model, device=device, precision=precision)
 
     def context(self, model: LanguageModel, memory: ContextConfig, *, segment_len: int | str, group: str) -> Context:
-        """Return how the model shall be read.
-
-        Args:
-            model: loaded.
-            memory: what is asked for.
-            segment_len: as well; "own": that of the run's settings `group`.
-            group: see above.
+        """Return how the loaded model shall be read; an own `segment_len` is that of the run's settings `group`.
 
         Raises:
             UserError: the model cannot be read so.
         """
         own = self.settings[group]["segment_len"] if self.settings else _SEGMENT_LEN
         context = model.own_context(segment_len=own).resolved(segment_len=segment_len, **dict(memory))
-        lengths = {"mem_len": context.mem_len or 0, "clamp_len": context.clamp_len, "same_length": context.same_length}
-        problems = list(model.refusals(model.config, **lengths, group="memory."))  # type: ignore[arg-type]
+        lengths: dict[str, Any] = {name: getattr(context, name) for name in ("mem_len", "clamp_len", "same_length")}
+        problems = list(model.refusals(model.config, **lengths, group="memory."))
         longest = model.max_segment_len
         if longest is not None and context.segment_len > longest:
             problems.append(f"segment_len is {context.segment_len}, and the model can read at most {longest} at once")
@@ -109,7 +95,7 @@ class NamedModel:
 
 
 def place(model: LanguageModel, *, device: str, precision: str) -> LoadedModel:
-    """Move a model where it shall run; see `NamedModel.load`."""
+    """Move a model where it shall run; `UserError` for a device that is not there, or cannot do the precision."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -118,11 +104,11 @@ def place(model: LanguageModel, *, device: str, precision: str) -> LoadedModel:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device is {device!r}, and must be auto, cpu, mps or cuda: {first_line(error)}") from error
     number, _, kind = precision.partition("-")
-    if kind == "mixed" or (not kind and "16" in number):
-        if number == "16" and where.type == "cpu":
-            raise UserError("precision is 16-mixed, which needs a GPU: use bf16-mixed or 32-true")
-        return LoadedModel(model.to(where), partial(torch.autocast, where.type, dtype=_TYPES[number]), precision)
-    return LoadedModel(model.to(where, _TYPES[number]), nullcontext, precision)
+    if kind == "true" or (not kind and "16" not in number):
+        return LoadedModel(model.to(where, _TYPES[number]), nullcontext, precision)
+    if number == "16" and where.type == "cpu":
+        raise UserError("precision is 16-mixed, which needs a GPU: use bf16-mixed or 32-true")
+    return LoadedModel(model.to(where), partial(torch.autocast, where.type, dtype=_TYPES[number]), precision)
 
 
 def find_model(run: str | Sequence[str], *, checkpoint: str) -> NamedModel:
@@ -154,15 +140,14 @@ def _matching(name: str) -> list[Path | str]:
         return [max(runs, key=lambda folder: (folder / "checkpoints").stat().st_mtime)]
     path = Path(os.path.expanduser(name))
     if glob.has_magic(name) and not path.exists():
-        found: dict[Path, list[Path]] = {
-            match: _jobs(match) or [match] * _is_model(match)
-            for match in map(Path, sorted(glob.glob(str(path), recursive=True)))
-        }
-        if not any(found.values()):
+        matches = list(map(Path, sorted(glob.glob(str(path), recursive=True))))
+        found = [_jobs(match) or [match] * _is_model(match) for match in matches]
+        if not any(found):
             raise UserError(f"run={name} matches no run folder, checkpoint or model folder")
-        for match in (match for match, models in found.items() if not models):
-            print(f"note: run={name} also matches {match}, which is no run, and is left out", file=sys.stderr)
-        return [model for models in found.values() for model in models]
+        for match, models in zip(matches, found, strict=True):
+            if not models:
+                print(f"note: run={name} also matches {match}, which is no run, and is left out", file=sys.stderr)
+        return [model for models in found for model in models]
     if not path.exists() and (not may_be_on_hub(name) or path.parent.exists()):
         known = [str(config.parent) for config in OUTPUTS.glob("*/config.yaml")]
         raise UserError(f"run={name}: there is nothing of this name ({nearest(name, known)})")

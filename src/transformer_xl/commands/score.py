@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
@@ -38,7 +38,8 @@ def score(call: Call) -> None:
         call: the command.
     """
     config = call.settings(ScoreConfig)
-    if config.texts != "-" and not os.path.isfile(os.path.expanduser(config.texts)):
+    path = os.path.expanduser(config.texts)
+    if config.texts != "-" and (not os.path.exists(path) or os.path.isdir(path)):
         raise UserError(f"texts={config.texts} is no file, and must name one, or be - for standard input")
     # torch takes seconds, which `--help` need not wait for
     from transformer_xl.commands.models import find_model
@@ -60,38 +61,32 @@ def score(call: Call) -> None:
         reads_on=carries,
         has_line_ends=not found.settings or found.settings["data"].get("newline") != "drop",
     )
-    answer = partial(
-        _answer,
-        config=config,
-        tokenizer=tokenizer,
-        encode=encode,
-        scorer=scorer,
-        may_skip=config.unknown == "skip" and not carries and model.vocabulary is not None,
-    )
+    may_skip = config.unknown == "skip" and not carries and model.vocabulary is not None
     first = "nothing: its first token is not scored" if scorer.last is None else tokenizer.symbol(scorer.last)
     which = "the first text" if carries else "each text"
     print(f"{found.name}: {loaded.described}; {which} begins after {first}", file=sys.stderr, flush=True)
     settings = {"unit": config.unit, "context": config.context, **asdict(context)}
     settings |= {"precision": loaded.precision, "checkpoint": found.checkpoint}
     scores: list[TextScore | None] = []
-    with loaded.autocast(), _opened(config.texts) as source:
+    opened = nullcontext(sys.stdin.buffer) if config.texts == "-" else open(path, "rb")
+    with loaded.autocast(), opened as source:
         if config.format == "table" and not config.tokens:
             _print_row(list(_COLUMNS))
         try:
-            for number, text in enumerate(read_texts(source, unit=config.unit, keeps_blank_lines=carries), start=1):
-                scores.append(answer(number, text))
+            for number, text in enumerate(read_texts(source, unit=config.unit), start=1):
+                scores.append(_answer(config, tokenizer, encode, scorer, number, text, may_skip=may_skip))
         finally:
             _sum_up(scores, settings)
 
 
 def _answer(
-    number: int,
-    text: Text,
-    *,
     config: ScoreConfig,
     tokenizer: Tokenizer,
     encode: Callable[[Text], Encoded],
     scorer: Scorer,
+    number: int,
+    text: Text,
+    *,
     may_skip: bool,
 ) -> TextScore | None:
     """Score a text and print what it costs; None: it is skipped."""
@@ -116,15 +111,11 @@ def _answer(
     return found
 
 
-def _opened(texts: str) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdin.buffer) if texts == "-" else open(os.path.expanduser(texts), "rb")
-
-
 def _print_text(config: ScoreConfig, number: int, text: Text, found: TextScore, **more: str) -> None:
     """Print the row of a text, with `error` of one that is skipped."""
-    nats = found.nats if found.predictions else None
-    count = None if more else found.predictions
-    values = [number, nats, found.bits_per_byte, found.perplexity, count]
+    mean, bits_per_byte, perplexity = found.means
+    nats, count = None if mean is None else found.nats, None if more else found.predictions
+    values = [number, nats, bits_per_byte, perplexity, count]
     if config.format == "jsonl" or config.tokens:
         shown = text.data[: 4 * _SHOWN_CHARACTERS].decode(errors="replace").rstrip("\r\n")[:_SHOWN_CHARACTERS]
         print(json.dumps(dict(zip(_COLUMNS, values, strict=True)) | {"text_begins": shown} | more), flush=True)
@@ -145,14 +136,11 @@ def _sum_up(scores: list[TextScore | None], settings: dict[str, Any]) -> None:
 
     known = [score for score in scores if score is not None]
     total = TextScore(*map(sum, zip(TextScore(), *known, strict=True)))
-    figures = {
-        "{:.4f} nats per token": total.nats_per_token,
-        "{:.4f} bits per byte": total.bits_per_byte,
-        "ppl {:.4f}": total.perplexity,
-        "{:,} unknown": total.unknown or None,
-        "{:,} texts skipped": len(scores) - len(known) or None,
-    }
     said = [f"{len(scores):,} texts", f"{total.predictions:,} tokens"]
-    said += [written.format(value) for written, value in figures.items() if value is not None]
+    forms = ("{:.4f} nats per token", "{:.4f} bits per byte", "ppl {:.4f}", "{:,} unknown", "{:,} texts skipped")
+    counts = (total.unknown or None, len(scores) - len(known) or None)
+    said += [
+        form.format(value) for form, value in zip(forms, (*total.means, *counts), strict=True) if value is not None
+    ]
     read = ", ".join(f"{name} {'null' if value is None else value}" for name, value in settings.items())
     print(f"score    {', '.join(said)}\nread     {read}", file=sys.stderr, flush=True)

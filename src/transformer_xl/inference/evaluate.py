@@ -10,13 +10,12 @@ import lzma
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from transformer_xl.data.lanes import NOT_COUNTED, Dataset, LaneSource, lanes_that_fill_memory
 from transformer_xl.data.stream import EvalStream
@@ -29,8 +28,6 @@ _BUCKETS = 41
 """Powers of two, far beyond the longest text."""
 
 Autocast = Callable[[], AbstractContextManager[object]]
-Progress = Callable[[int, Tensor], None]
-"""Called after each segment with the predictions made so far and the sum of their losses, on the model's device."""
 
 
 def context_of(lengths: Any) -> Context:
@@ -38,24 +35,16 @@ def context_of(lengths: Any) -> Context:
     return Context(**{field.name: getattr(lengths, field.name) for field in fields(Context)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitLosses:
-    """The losses of a split, or of its beginning.
+class SplitLosses(NamedTuple):
+    """Losses of a split, or of its beginning.
 
     Attributes:
         score: their mean over all predictions.
         losses: of each position (lanes, positions), in nats; NaN where no prediction was made or counted.
-        predictions: positions of the text; lane after lane, further ones are padding.
     """
 
     score: Score
     losses: NDArray[np.floating[Any]]
-    predictions: int
-
-    @property
-    def in_order(self) -> NDArray[np.floating[Any]]:
-        """The losses in the order of the text, whatever the number of lanes."""
-        return self.losses.reshape(-1)[: self.predictions]
 
 
 @torch.no_grad()
@@ -68,7 +57,7 @@ def read_split(
     limit: int | None = None,
     zero_start: bool = False,
     autocast: Autocast,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> SplitLosses:
     """Read a split, every prediction once; windows (`context.stride`) never see memory.
 
@@ -80,7 +69,7 @@ def read_split(
         limit: stop after so many segments or windows; None: read all.
         zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
         autocast: gives the context in which the model is called.
-        progress: see `Progress`.
+        progress: called after each segment with the predictions counted so far.
     """
     device, lanes = next(model.parameters()).device, source.batch_size
     session = stream(
@@ -108,7 +97,7 @@ def read_split(
             found.append(known[:, overlap if batch.step > 1 else 0 :])
             tokens += batch.counted
             if progress is not None:
-                progress(tokens, nll_sum)
+                progress(tokens)
             if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
                 break
     joined = torch.cat(found, dim=1)
@@ -116,16 +105,23 @@ def read_split(
     losses = np.full((lanes, source.lane_len), math.nan, read.dtype)
     losses[:, : read.shape[1]] = read
     score = Score(float(nll_sum) / tokens if tokens else math.nan, tokens)
-    return SplitLosses(score=score, losses=losses, predictions=source.predictions)
+    return SplitLosses(score, losses)
+
+
+class Classes(NamedTuple):
+    """A class for each position (lanes, positions), and the first place, or distance, of each class."""
+
+    of: NDArray[np.integer[Any]]
+    labels: NDArray[np.int64]
 
 
 class ClassMeans(NamedTuple):
     """Losses averaged by class.
 
     Attributes:
-        labels: of each class: the first place, or distance, that belongs to it.
+        labels: of each class.
         counts: predictions of each class.
-        means: mean loss in nats; NaN where the class is empty.
+        means: mean loss; NaN where the class is empty.
         errors: standard error of each mean, as if losses were independent; NaN where there are fewer than two.
     """
 
@@ -133,13 +129,6 @@ class ClassMeans(NamedTuple):
     counts: NDArray[np.int64]
     means: NDArray[np.float64]
     errors: NDArray[np.float64]
-
-
-class Classes(NamedTuple):
-    """A class for each position (lanes, positions), and the label of each class."""
-
-    of: NDArray[np.integer[Any]]
-    labels: NDArray[np.int64]
 
 
 def position_classes(source: LaneSource, context: Context) -> Classes:
@@ -175,7 +164,7 @@ def distance_classes(source: LaneSource) -> Classes:
 
 
 def mean_by_class(losses: NDArray[np.floating[Any]], classes: Classes) -> ClassMeans:
-    """Average losses (lanes, positions), or differences of losses, by class; NaN counts nowhere."""
+    """Average losses (lanes, positions), or their differences, by class, up to the last with any; NaN counts nowhere."""
     counts, sums, squares = (np.zeros(len(classes.labels)) for _ in range(3))
     for start in range(0, losses.shape[1], _POSITIONS_AT_ONCE):
         part = losses[:, start : start + _POSITIONS_AT_ONCE]
@@ -184,40 +173,26 @@ def mean_by_class(losses: NDArray[np.floating[Any]], classes: Classes) -> ClassM
         chosen = classes.of[:, start : start + _POSITIONS_AT_ONCE][some]
         for total, weights in ((counts, None), (sums, values), (squares, values**2)):
             total += np.bincount(chosen, weights, minlength=len(total))
+    filled = 1 + max(np.flatnonzero(counts), default=-1)
+    counts, sums, squares = counts[:filled], sums[:filled], squares[:filled]
     with np.errstate(divide="ignore", invalid="ignore"):
         means = sums / counts
         errors = np.sqrt(np.maximum(squares - sums * means, 0) / (counts * (counts - 1)))
-    return ClassMeans(classes.labels, counts.astype(np.int64), means, errors)
-
-
-def paired_difference(read: SplitLosses, other: SplitLosses) -> NDArray[np.floating[Any]] | None:
-    """Return losses less those of another reading of the same text, shaped as the first; None where no text is shared.
-
-    Their mean has a far smaller error than either loss: what makes a token hard is the same for both.
-    """
-    if read.predictions != other.predictions:
-        return None
-    difference = np.full(read.losses.size, math.nan, np.float64)
-    difference[: read.predictions] = read.in_order - other.in_order
-    return difference.reshape(read.losses.shape)
+    return ClassMeans(classes.labels[:filled], counts.astype(np.int64), means, errors)
 
 
 def unigram_score(data: Dataset) -> Score:
     """Score the test split by the training split's token frequencies, one added to each."""
     size = data.vocabulary.size
-    train = _target_counts(data.lanes("train", batch_size=1, segment_len=1, evaluation=True), size)
-    test = _target_counts(data.lanes("test", batch_size=1, segment_len=1, evaluation=True), size)
+    train, test = (np.zeros(size, np.int64) for _ in range(2))
+    for counts, split in ((train, "train"), (test, "test")):
+        lanes = data.lanes(split, batch_size=1, segment_len=1, evaluation=True)
+        for start in range(0, lanes.lane_len, _POSITIONS_AT_ONCE):
+            stop = min(start + _POSITIONS_AT_ONCE, lanes.lane_len)
+            targets = lanes.read(epoch=0, lanes=range(1), start=start, stop=stop).targets_BT
+            counts += np.bincount(targets[targets != NOT_COUNTED], minlength=size)
     log_probs = np.log(train + 1) - math.log(train.sum() + size)
     return Score(float(-(test * log_probs).sum() / test.sum()), int(test.sum()))
-
-
-def _target_counts(lanes: LaneSource, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    counts = np.zeros(size, np.int64)
-    for start in range(0, lanes.lane_len, _POSITIONS_AT_ONCE):
-        stop = min(start + _POSITIONS_AT_ONCE, lanes.lane_len)
-        targets = lanes.read(epoch=0, lanes=range(1), start=start, stop=stop).targets_BT
-        counts += np.bincount(targets[targets != NOT_COUNTED], minlength=size)
-    return counts
 
 
 def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float], int]:
@@ -234,11 +209,7 @@ def compressed_bits(data: Dataset, *, max_tokens: int) -> tuple[dict[str, float]
     return {name: size * 8 / tokens for name, size in sizes.items()}, tokens
 
 
-# ---- attention
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionByDistance:
+class AttentionByDistance(NamedTuple):
     """What attention weighs, by how many tokens a key lies before the query; 0 is the query's own token.
 
     Attributes:
@@ -246,16 +217,12 @@ class AttentionByDistance:
         seen: (D,), share of the predictions that see a key so far back.
         memory_share: (L, N), mean weight of all keys from before the segment together.
         predictions: how many the means are taken over.
-        segment_len: T.
-        mem_len: M.
     """
 
     weight: NDArray[np.float64]
     seen: NDArray[np.float64]
     memory_share: NDArray[np.float64]
     predictions: int
-    segment_len: int
-    mem_len: int
 
 
 @torch.no_grad()
@@ -271,7 +238,7 @@ def attention_by_distance(
         model: in evaluation mode, with attention.
         source: the split's lanes.
         context: how to read; windows (`stride`) see no memory.
-        max_tokens: the most predictions to average over; what does not count as one is left out.
+        max_tokens: stop after the segment by which this many predictions are counted.
         autocast: gives the context in which the model is called.
     """
     device = next(model.parameters()).device
@@ -290,10 +257,7 @@ def attention_by_distance(
         for batch in batches:
             weights, memory = reader.attention_weights(batch.tokens_BT.to(device), memory, batch.resets_BT.to(device))
             queries, keys = weights.shape[-2:]
-            # the first so many of the counted predictions, in all lanes alike
-            in_order = (batch.targets_BT.to(device) != NOT_COUNTED).T
-            places = in_order.flatten().cumsum(0).view(in_order.shape)
-            counted = (in_order & (places <= max_tokens - predictions)).T
+            counted = batch.targets_BT.to(device) != NOT_COUNTED
             place = torch.arange(keys, device=device)
             # a key that comes later has no weight, and adds nothing to distance 0
             distance = (place[keys - queries :, None] - place).clamp(min=0).flatten()
@@ -304,13 +268,7 @@ def attention_by_distance(
             visible = (weights[0] > 0).any(dim=1) & counted[..., None]  # of the first layer: all see the same
             seen.index_add_(0, distance, visible.sum(dim=0, dtype=torch.float64).flatten())
             predictions += int(counted.sum())
-            if predictions == max_tokens:
+            if predictions >= max_tokens:
                 break
-    return AttentionByDistance(
-        weight=(weight_sum / predictions).cpu().numpy(),
-        seen=(seen / predictions).cpu().numpy(),
-        memory_share=(memory_sum / predictions).cpu().numpy(),
-        predictions=predictions,
-        segment_len=segment_len,
-        mem_len=mem_len,
-    )
+    weight, share, memory_share = ((x / predictions).cpu().numpy() for x in (weight_sum, seen, memory_sum))
+    return AttentionByDistance(weight, share, memory_share, predictions)

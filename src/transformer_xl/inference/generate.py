@@ -46,14 +46,7 @@ def filtered(log_probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
 
 
 def sample(log_probs: Tensor, present: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """Sample the next token of one text.
-
-    Args:
-        log_probs: (V), on the CPU.
-        present: (V), True for tokens that the text holds already.
-        params: see there.
-        generator: of the text; global random state is left alone.
-    """
+    """Sample the next token of a text, which holds those that are `present` (V) already."""
     if params.repetition_penalty != 1:
         log_probs = torch.where(present, log_probs * params.repetition_penalty, log_probs)
     if params.temperature < _COLDEST:
@@ -124,8 +117,7 @@ def supports_unequal(model: LanguageModel, context: Context) -> bool:
 def _pieces_in_reach(model: LanguageModel, context: Context) -> int | None:
     """Return how many of the last pieces of a text its next token depends on; None: on all.
 
-    Each layer looks back over the memory from the beginning of a piece, and what it finds there was made by the layer
-    below in the same way.
+    Each layer looks back over the memory from the beginning of a piece.
     """
     if not model.attends:
         return None
@@ -205,7 +197,6 @@ class Session:
     """Texts that one model continues together, a token of each at a time.
 
     Attributes:
-        tokenizer: writes the texts; None: there is none.
         tokens: all of each text: prompts, and what was sampled after them.
         texts: what follows each of the last prompts.
         end: the token that ends a text; None: none does.

@@ -26,7 +26,7 @@ _SMALLEST_WEIGHT = 1e-6
 
 
 class LossLine(NamedTuple):
-    """The mean losses of one reading by class, and their mean differences to the first line's, where there are any."""
+    """Mean losses of one reading by class, and mean differences to those of the first; None: it read other tokens."""
 
     label: str
     losses: ClassMeans
@@ -43,19 +43,12 @@ class MemoryLine(NamedTuple):
 
 
 def draw_losses(lines: Sequence[LossLine], path: Path, *, axis: str, unit: str, title: str) -> None:
-    """Draw losses by class; beside them the differences to the first line, where others read the same tokens.
+    """Draw losses by class, named by `axis`; beside them the differences to the first line, where there are any.
 
     Bands are two standard errors. Of several lines they belong to the differences: those of the losses themselves say
     how hard the tokens are, which is the same for all.
-
-    Args:
-        lines: at least one.
-        path: of the picture.
-        axis: what the classes are.
-        unit: of the losses.
-        title: what was read.
     """
-    paired = [line for line in lines if line.difference is not None]
+    paired = any(line.difference is not None for line in lines)
     figure, panels = _canvas(2 if paired else 1)
     for number, line in enumerate(lines):
         _draw_line(panels[0], line.losses, number, band=not paired, label=line.label)
@@ -67,15 +60,15 @@ def draw_losses(lines: Sequence[LossLine], path: Path, *, axis: str, unit: str, 
         panels[1].set_ylabel(f"difference to {_written(lines[0].label)} ({unit})")
     for panel in panels:
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}Ki" if value >= 8192 else f"{value:,.4g}")
+        panel.xaxis.set_major_formatter("{x:,.4g}")
         panel.set_xlabel(axis)
     _finish(figure, path, title=f"{title}; bands: two standard errors{' of the difference' if paired else ''}")
 
 
 def draw_by_memory(lines: Sequence[MemoryLine], path: Path, *, unit: str, title: str) -> None:
-    """Draw scores against the length of memory; 0 stands at the left of a logarithmic axis.
+    """Draw scores against the length of memory, with bars of two standard errors of the difference to the last.
 
-    A score that has no length of memory is a dotted line. Bars are two standard errors.
+    A score that has no length of memory is a dotted line.
     """
     figure, (axes,) = _canvas(1)
     for number, line in enumerate(lines):
@@ -91,16 +84,17 @@ def draw_by_memory(lines: Sequence[MemoryLine], path: Path, *, unit: str, title:
     axes.set_xticks([], minor=True)
     axes.set(xlabel="memory (tokens before the segment)", ylabel=unit)
     low, high = axes.get_ylim()
-    half = max((high - low) / 2, _SMALLEST_SPAN / 2 * (low + high) / 2)
-    axes.set_ylim((low + high) / 2 - half, (low + high) / 2 + half)
+    middle = (low + high) / 2
+    half = max(high - middle, _SMALLEST_SPAN / 2 * middle)
+    axes.set_ylim(middle - half, middle + half)
     _finish(figure, path, title=f"{title}; bars: two standard errors of the difference to the longest memory")
 
 
-def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> None:
-    """Draw weight against distance, a panel for each layer and a line for each head.
+def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int, title: str) -> None:
+    """Draw the weight of a key that is seen against its distance, a panel for each layer and a line for each head.
 
     Both axes are logarithmic but for the distance 0, the query's own token, which stands at the left edge. A line
-    averages over ever more distances, and over the predictions that see them.
+    averages over ever more distances.
     """
     from matplotlib.figure import Figure
 
@@ -109,22 +103,21 @@ def draw_attention(result: AttentionByDistance, path: Path, *, title: str) -> No
     rows = math.ceil(layers / columns)
     figure = Figure(figsize=(max(7.0, 3.2 * columns), 2.3 * rows + 0.9), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
-    seen = int(np.flatnonzero(result.seen)[-1]) + 1
-    edges = np.append(0, _edges(seen - 1) + 1) if seen > 1 else np.array([0])
-    distance = _joined(np.arange(seen), edges) / _joined(np.ones(seen), edges)
-    weight = _joined(result.weight[..., :seen], edges) / _joined(result.seen[:seen], edges)
-    for layer, panel in enumerate(panels[:layers]):
-        panel.plot(distance, weight[layer].T, color="C0", linewidth=0.7, alpha=0.6)
-        panel.plot(distance, weight[layer].mean(axis=0), color="black", linewidth=1.6, label="mean of the heads")
-        if result.mem_len:
-            panel.axvspan(result.segment_len, distance[-1], color="C1", alpha=0.12, linewidth=0, label="memory alone")
-        panel.set_title(f"layer {layer + 1}: {result.memory_share[layer].mean():.0%} on memory", fontsize=9)
-    for panel in panels[layers:]:
-        panel.set_axis_off()
+    seen = result.seen[: int(np.flatnonzero(result.seen)[-1]) + 1]
+    edges = _edges(len(seen))
+    distance = _joined(np.arange(len(seen)), edges) / _joined(np.ones(len(seen)), edges)
+    weight = _joined(result.weight[..., : len(seen)], edges) / _joined(seen, edges)
+    for layer, (of_layer, share) in enumerate(zip(weight, result.memory_share, strict=True)):
+        panel = panels[layer]
+        panel.plot(distance, of_layer.T, color="C0", linewidth=0.7, alpha=0.6)
+        panel.plot(distance, of_layer.mean(axis=0), color="black", linewidth=1.6, label="mean of the heads")
+        panel.axvspan(segment_len, max(segment_len, len(seen)), color="C1", alpha=0.12, linewidth=0, label="memory")
+        panel.set_title(f"layer {layer + 1}: {share.mean():.0%} on memory", fontsize=9)
+    panels[0].set(xlim=(0, len(seen)), ylim=(max(_SMALLEST_WEIGHT, weight.min()), min(1.0, 1.5 * weight.max())))
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_yscale("log")
-    panels[0].set_xlim(0, distance[-1])
-    panels[0].set_ylim(max(_SMALLEST_WEIGHT, np.nanmin(weight)), min(1.0, 1.5 * np.nanmax(weight)))
+    for panel in panels[layers:]:
+        panel.set_axis_off()
     figure.supxlabel("distance in tokens; 0 is the token itself", fontsize=9)
     figure.supylabel("mean weight", fontsize=9)
     _finish(figure, path, title=f"{title}; attention over {result.predictions:,} predictions")

@@ -22,7 +22,6 @@ from transformer_xl.model.base import Context, LanguageModel
 from transformer_xl.model.streaming import Stream, stream
 
 Unit = Literal["line", "document"]
-_BLANKS = b" \t\r\n"
 _LAST_LINE_END = re.compile(rb"\r?\n\Z")
 _LARGEST_EXPONENT = 700.0
 
@@ -34,31 +33,24 @@ class Text(NamedTuple):
     line: int
 
 
-def read_texts(source: BinaryIO, *, unit: Unit, keeps_blank_lines: bool) -> Iterator[Text]:
+def read_texts(source: BinaryIO, *, unit: Unit) -> Iterator[Text]:
     r"""Yield texts in order, each as soon as its end has been read, so that it is answered before the next is there.
 
     Args:
         source: read to its end; a byte-order mark is no part of it.
         unit: `line`: a text ends with each `\n`; `document`: lines of nothing but blanks stand between texts.
-        keeps_blank_lines: whether those belong to the document before them, as in a corpus, which then ends only where
-            the next one begins, or to none.
     """
-    held: list[bytes] = []
-    first, is_over = 1, False
+    held, first = list[bytes](), 1
     for number, line in enumerate(iter(source.readline, b""), start=1):
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        is_blank = not line.strip(_BLANKS)
         if unit == "line":
             yield Text(line, number)
-            continue
-        if held and (is_over if not is_blank else not keeps_blank_lines):
+        elif line.strip():
+            first = first if held else number
+            held.append(line)
+        elif held:
             yield Text(b"".join(held), first)
-            held, is_over = [], False
-        if is_blank and not keeps_blank_lines:
-            continue
-        first = first if held else number
-        is_over = is_blank and any(part.strip(_BLANKS) for part in held)
-        held.append(line)
+            held = []
     if held:
         yield Text(b"".join(held), first)
 
@@ -117,21 +109,16 @@ class TextScore(NamedTuple):
     unknown: int = 0
 
     @property
-    def nats_per_token(self) -> float | None:
-        """The mean loss; None where nothing was predicted."""
-        return self.nats / self.predictions if self.predictions else None
+    def means(self) -> tuple[float | None, float | None, float | None]:
+        """Nats per token, bits per byte, perplexity; None where nothing was predicted, or no number can say it.
 
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Bits per byte of UTF-8; a first token that nothing precedes counts as the mean does; None: there is none."""
-        mean = self.nats_per_token
-        return mean / math.log(2) * self.tokens / self.text_bytes if mean is not None and self.text_bytes else None
-
-    @property
-    def perplexity(self) -> float | None:
-        """The perplexity per token; None where nothing was predicted, or no number can say it."""
-        mean = self.nats_per_token
-        return math.exp(mean) if mean is not None and mean < _LARGEST_EXPONENT else None
+        In bits per byte a first token that nothing precedes counts as the mean does.
+        """
+        if not self.predictions:
+            return None, None, None
+        mean = self.nats / self.predictions
+        bits = mean / math.log(2) * self.tokens / self.text_bytes if self.text_bytes else None
+        return mean, bits, math.exp(mean) if mean < _LARGEST_EXPONENT else None
 
 
 class Scorer:
@@ -146,14 +133,7 @@ class Scorer:
     """
 
     def __init__(self, model: LanguageModel, context: Context, *, start: int | None, reads_on: bool) -> None:
-        """Begin to read.
-
-        Args:
-            model: in evaluation mode.
-            context: how to read; segments are counted from where a text begins.
-            start: the id that precedes a text; None: nothing does, and its first token is not predicted.
-            reads_on: whether each text but the first goes on from the one before.
-        """
+        """Begin to read; the id `start` precedes a text, or nothing does, and its first token is not predicted."""
         self._model, self._context = model, context
         self._start, self._reads_on = start, reads_on
         self._device = next(model.parameters()).device

@@ -68,8 +68,7 @@ def score(call: Call) -> None:
     settings = {"unit": config.unit, "context": config.context, **asdict(context)}
     settings |= {"precision": loaded.precision, "checkpoint": found.checkpoint}
     scores: list[TextScore | None] = []
-    opened = nullcontext(sys.stdin.buffer) if config.texts == "-" else open(path, "rb")
-    with loaded.autocast(), opened as source:
+    with loaded.autocast(), nullcontext(sys.stdin.buffer) if config.texts == "-" else open(path, "rb") as source:
         if config.format == "table" and not config.tokens:
             _print_row(list(_COLUMNS))
         try:

@@ -164,7 +164,7 @@ def distance_classes(source: LaneSource) -> Classes:
 
 
 def mean_by_class(losses: NDArray[np.floating[Any]], classes: Classes) -> ClassMeans:
-    """Average losses (lanes, positions), or their differences, by class, up to the last with any; NaN counts nowhere."""
+    """Average losses (lanes, positions), or differences, by class, up to the last that has any; NaN counts nowhere."""
     counts, sums, squares = (np.zeros(len(classes.labels)) for _ in range(3))
     for start in range(0, losses.shape[1], _POSITIONS_AT_ONCE):
         part = losses[:, start : start + _POSITIONS_AT_ONCE]

@@ -27,7 +27,7 @@ LAYERS = [
     {"model", "data"},
     {"training", "inference", "interop"},
     {
-        *("build", "devices", "processes", "resume", "run", "run_folder", "run_length", "init_from"),
+        *("build", "processes", "resume", "run", "run_folder", "run_length", "init_from"),
     },
     {"commands"},
 ]

@@ -30,15 +30,13 @@ def test_equal_segments_make_equal_epochs() -> None:
     assert (plan.layout.count(0), plan.max_steps, plan.epochs, plan.tokens) == (10, 8, 3.2, 2 * 320)
     assert planned("trainer.max_steps=7", "trainer.max_epochs=3").max_steps == 7
     assert planned("trainer.max_steps=70", "trainer.max_epochs=3").max_steps == 30
-    assert planned(*EPOCHS, "trainer.min_epochs=2", "trainer.min_steps=3").min_steps == 20
 
 
 def test_drawn_segments_make_epochs_of_their_own_lengths() -> None:
-    plan = planned(*VARYING, *EPOCHS, "trainer.min_epochs=2")
+    plan = planned(*VARYING, *EPOCHS)
     assert len(set(counts(plan))) > 1
     assert plan.layout.count(0) == counts(plan)[0]
     assert plan.max_steps == sum(counts(plan)[:3])
-    assert plan.min_steps == sum(counts(plan)[:2])
     assert (plan.epochs, plan.tokens) == (3, 600)
     accumulated = planned(*VARYING, *EPOCHS, "trainer.accumulate_grad_batches=4")
     assert accumulated.max_steps == -(-plan.max_steps // 4)
@@ -61,7 +59,6 @@ def test_limits_of_an_epoch(varying: list[str]) -> None:
     assert counts(planned(*varying, "trainer.limit_train_batches=0.5")) == [round(whole[0] / 2)] * 9
     assert counts(planned(*varying, "trainer.limit_train_batches=0.99")) == [min(whole[0], count) for count in whole]
     assert counts(planned(*varying, "trainer.limit_train_batches=0.001")) == [1] * 9
-    assert counts(planned(*varying, "trainer.limit_train_batches=3", "trainer.overfit_batches=2")) == [2] * 9
 
 
 @pytest.mark.parametrize("varying", [[], VARYING])

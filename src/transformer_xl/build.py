@@ -1,14 +1,13 @@
-"""From configuration to run length, corpus, model, module, data module, callbacks and trainer, in this order.
+"""From configuration to corpus, model, module, data module, callbacks and trainer, in this order.
 
-Every value that follows from configuration and corpus together is computed here and nowhere else.
+Every value that follows from configuration and corpus together is computed here or in `run_length.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +21,19 @@ from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset, beside_scores
 from transformer_xl.data.recall import Recall
-from transformer_xl.data.tokenizer import Tokenizer
+from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
 from transformer_xl.data_config import RecallConfig, StoredConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
+from transformer_xl.inference.evaluate import context_of
 from transformer_xl.inference.generate import Session, supports_unequal
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
-from transformer_xl.model.base import Context, LanguageModel, make_model
+from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.model.transformer import Transformer, compiled_nll
 from transformer_xl.run import Run
 from transformer_xl.run_length import RunLength
-from transformer_xl.settings import plain
+from transformer_xl.settings import plain, replace
 from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage, added_callbacks
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
 from transformer_xl.training.module import LanguageModule, TrainNll
@@ -44,25 +44,18 @@ PROMPT_TOKENS = 64
 """Tokens of the prompt of a sample."""
 
 _COUNTED_TOKENS = 1_000_000
-_DERIVED_ARGUMENTS = {
-    "accumulate_grad_batches",
-    "check_val_every_n_epoch",
-    "enable_checkpointing",
-    "enable_progress_bar",
-    "fast_dev_run",
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "log_every_n_steps",
-    "max_epochs",
-    "max_steps",
-    "max_time",
-    "min_epochs",
-    "min_steps",
-    "overfit_batches",
-    "val_check_interval",
-}
-"""Arguments of Trainer whose meaning is worked out here, or that this program's own callbacks take over."""
+
+
+class Built(NamedTuple):
+    """All that a run trains with."""
+
+    corpus: Dataset
+    length: RunLength
+    module: LanguageModule
+    data: LaneDataModule
+    recorder: Recorder
+    checkpoints: Checkpoints
+    trainer: Trainer
 
 
 # ---- corpus, model, module, data module
@@ -86,18 +79,18 @@ def open_data(
 
 
 def corpus(run: Run) -> Dataset:
-    """Open the run's corpus, with a trained model's vocabulary where it begins from one."""
-    config, source = run.config, run.initial_weights
+    """Open the run's corpus, with a trained model's vocabulary where it begins, or has begun, from one."""
+    config, source, vocabulary = run.config, run.initial_weights, None
+    if source is not None:
+        vocabulary = init_from.vocabulary_of(source, config)
+    elif config.init_from is not None and run.checkpoint is not None:
+        vocabulary = load_vocabulary(run.checkpoint.parents[1] / "vocabulary.json")
     extend = source is not None and config.init_vocabulary == "extend"
-    opened = open_data(config, vocabulary=run.vocabulary, extend=extend, announce=run.say)
-    run.without_rebuild()
+    opened = open_data(config, vocabulary=vocabulary, extend=extend, announce=run.say)
+    if isinstance(config.data, StoredConfig):  # neither a resume nor another process shall build them again
+        run.config = replace(config, data=replace(config.data, rebuild=False))
     if source is not None:
         init_from.check_vocabulary(source, opened.vocabulary, config)
-        if source.vocabulary is None:
-            run.say(
-                f"note     {config.init_from} brings no vocabulary: its ids are taken for this text's, which is wrong "
-                "unless it was trained on this very text"
-            )
     return opened
 
 
@@ -107,7 +100,7 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
     Raises:
         UserError: an adaptive vocabulary is not sorted by frequency; the trained weights do not fit.
     """
-    config, weights, vocabulary = run.config, run.initial_weights, corpus.vocabulary
+    config, vocabulary = run.config, corpus.vocabulary
     cutoffs = kept_cutoffs(config.model, vocab_size=vocabulary.size)
     if cutoffs and not vocabulary.by_frequency:
         raise UserError(
@@ -121,48 +114,28 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
     torch.manual_seed(config.seed)
     made = make_model(config.model, vocab_size=vocabulary.size)
     made.vocabulary = vocabulary
-    if weights is not None:
-        init_from.copy_weights(weights, made, init_from=str(config.init_from))
+    if run.initial_weights is not None:
+        init_from.copy_weights(run.initial_weights, made, init_from=str(config.init_from))
     # Lightning loads a checkpoint's weights before it converts the module, which would round them to float32
     return made.double() if str(config.trainer.precision).startswith("64") else made
 
 
 def module(config: Config, model: LanguageModel, length: RunLength) -> LanguageModule:
     """Make the LightningModule."""
-    lengths = config.eval
     return LanguageModule(
         model,
         optimizer=config.optimizer,
         schedule=config.scheduler,
         total_steps=length.max_steps,
-        evaluation=Context(
-            segment_len=lengths.segment_len,
-            mem_len=lengths.mem_len,
-            clamp_len=lengths.clamp_len,
-            same_length=lengths.same_length,
-            stride=lengths.stride,
-        ),
+        evaluation=context_of(config.eval),
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         save_memory=config.callbacks.checkpoint.save_memory,
-        train_nll=_train_nll(config, model),
+        train_nll=_compiled(config, model) if config.compile else None,
     )
 
 
-def identity(config: Config, corpus: Dataset, *, run_id: str) -> dict[str, Any]:
-    """Return what stands in every checkpoint beside the state."""
-    return {
-        "format_version": CHECKPOINT_FORMAT,
-        "config": plain(config),
-        "vocabulary": corpus.vocabulary.to_json(),
-        "run_id": run_id,
-        "data_checksum": corpus.fingerprint.sha256,
-    }
-
-
-def _train_nll(config: Config, model: LanguageModel) -> TrainNll | None:
-    if not config.compile:
-        return None
+def _compiled(config: Config, model: LanguageModel) -> TrainNll:
     assert isinstance(model, Transformer)
     return compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")
 
@@ -191,66 +164,67 @@ def datamodule(config: Config, corpus: Dataset, length: RunLength) -> LaneDataMo
 # ---- callbacks and trainer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """This program's callbacks, by what they do."""
+def training(
+    run: Run, corpus: Dataset, model: LanguageModel, length: RunLength, added: Sequence[Callback] = ()
+) -> Built:
+    """Make all that trains the model, and runs beside it.
 
-    recorder: Recorder
-    checkpoints: Checkpoints
-    before: list[Callback]
-    after: list[Callback]
+    Args:
+        run: which it is for.
+        corpus: opened.
+        model: made for the corpus's vocabulary.
+        length: of the run.
+        added: callbacks of the caller's.
 
-    def in_order(self, more: Sequence[Callback]) -> list[Callback]:
-        """Return them so that a step is recorded and shown before its checkpoint is written, and sampled after it.
-
-        After a validation the average gives way to the raw weights before the checkpoint.
-        """
-        return [self.recorder, *self.before, *more, self.checkpoints, *self.after]
-
-
-def callbacks(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength) -> Callbacks:
-    """Make what runs beside training."""
+    Raises:
+        UserError: a device or precision that is not there; more processes than lanes, or other than were started.
+    """
     config = run.config
     recorder = _recorder(run, corpus, model, length)
-    before = added_callbacks(config.callbacks)
+    checkpoints = _checkpoints(run, corpus, recorder, length)
+    # a step is recorded and shown before its checkpoint is written, and sampled after it; after a validation the
+    # average gives way to the raw weights before the checkpoint
+    callbacks = [recorder, *added_callbacks(config.callbacks)]
     if config.trainer.enable_progress_bar:
-        before.append(
-            ProgressDisplay(
-                recorder=recorder,
-                max_steps=length.max_steps,
-                beside=beside_scores(corpus),
-                console=Console(highlight=False),
-            )
-        )
+        console, beside = Console(highlight=False), beside_scores(corpus)
+        callbacks.append(ProgressDisplay(recorder=recorder, max_steps=length.max_steps, beside=beside, console=console))
     settings, average = config.callbacks.weight_average, None
     if settings.start_step is not None:
         average = WeightAverage(start_step=settings.start_step, decay=settings.decay)
-        before.append(average)
-    after: list[Callback] = []
-    if config.callbacks.sample.n_tokens > 0 and not config.trainer.fast_dev_run:
-        after.append(Samples(folder=run.folder / "samples", sample=sampler(config, corpus), average=average))
-    return Callbacks(
+        callbacks.append(average)
+    callbacks += [*added, checkpoints]
+    if config.callbacks.sample.n_tokens > 0:
+        callbacks.append(Samples(folder=run.folder / "samples", sample=sampler(config, corpus), average=average))
+    return Built(
+        corpus=corpus,
+        length=length,
+        module=module(config, model, length),
+        data=datamodule(config, corpus, length),
         recorder=recorder,
-        checkpoints=_checkpoints(run, recorder, length, identity(config, corpus, run_id=run.identity.run_id)),
-        before=before,
-        after=after,
+        checkpoints=checkpoints,
+        trainer=_trainer(config, length, callbacks, folder=run.folder),
     )
 
 
-def _checkpoints(run: Run, recorder: Recorder, length: RunLength, identity: dict[str, Any]) -> Checkpoints:
-    config = run.config
+def _checkpoints(run: Run, corpus: Dataset, recorder: Recorder, length: RunLength) -> Checkpoints:
+    config, settings = run.config, run.config.callbacks.checkpoint
     return Checkpoints(
         folder=run.folder / "checkpoints",
         recorder=recorder,
         signals=run.signals,
-        every_n_steps=config.callbacks.checkpoint.every_n_train_steps,
-        keep=config.callbacks.checkpoint.keep,
+        every_n_steps=settings.every_n_train_steps,
+        keep=settings.keep,
         validate_every_n_steps=length.validate_every,
-        min_steps=length.min_steps,
         max_steps=length.max_steps,
         max_seconds=length.max_seconds,
-        enabled=length.checkpointing,
-        identity=identity,
+        enabled=config.trainer.enable_checkpointing,
+        identity={
+            "format_version": CHECKPOINT_FORMAT,
+            "config": plain(config),
+            "vocabulary": corpus.vocabulary.to_json(),
+            "run_id": run.identity.run_id,
+            "data_checksum": corpus.fingerprint.sha256,
+        },
     )
 
 
@@ -286,7 +260,6 @@ def sampler(config: Config, corpus: Dataset) -> Callable[[LanguageModel], str]:
     length = min(PROMPT_TOKENS, lanes.lane_len)
     prompt = lanes.read(epoch=0, lanes=range(1), start=0, stop=length).tokens_BT[0].tolist()
     settings = config.callbacks.sample
-
     params = SamplingParams(temperature=settings.temperature, top_k=settings.top_k, n_tokens=settings.n_tokens)
 
     def sample(model: LanguageModel) -> str:
@@ -301,53 +274,39 @@ def sampler(config: Config, corpus: Dataset) -> Callable[[LanguageModel], str]:
     return sample
 
 
-def trainer(config: Config, length: RunLength, callbacks: list[Callback], *, folder: Path) -> Trainer:
-    """Make Lightning's Trainer, its intervals turned from optimizer steps into batches.
-
-    Raises:
-        UserError: a device or precision that is not there; more processes than lanes, or other than were started.
-    """
-    handed_on = {name: value for name, value in plain(config.trainer).items() if name not in _DERIVED_ARGUMENTS}
-    environment = processes.cluster_environment()
+def _trainer(config: Config, length: RunLength, callbacks: list[Callback], *, folder: Path) -> Trainer:
+    """Make Lightning's Trainer, its intervals turned from optimizer steps into batches."""
+    settings, environment = config.trainer, processes.cluster_environment()
+    set_here: dict[str, Any] = {
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "use_distributed_sampler"), False),
+        "log_every_n_steps": 1,
+        "callbacks": callbacks,
+        "plugins": [CheckpointFile(), *([environment] if environment is not None else [])],
+        "default_root_dir": folder,
+        "max_steps": length.max_steps,
+        "accumulate_grad_batches": length.micro_batches,
+        "val_check_interval": None if length.validate_every is None else length.validate_every * length.micro_batches,
+        "limit_val_batches": length.limit_val,
+        "limit_test_batches": length.limit_test,
+        # what the data module and the callbacks do
+        **dict.fromkeys(("max_epochs", "max_time", "limit_train_batches", "check_val_every_n_epoch")),
+    }
     try:
-        made = Trainer(
-            **handed_on,
-            logger=False,
-            log_every_n_steps=1,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            use_distributed_sampler=False,
-            callbacks=callbacks,
-            plugins=[CheckpointFile(), *([environment] if environment is not None else [])],
-            default_root_dir=folder,
-            max_steps=length.max_steps,
-            accumulate_grad_batches=length.micro_batches,
-            val_check_interval=None if length.validate_every is None else length.validate_every * length.micro_batches,
-            check_val_every_n_epoch=None,
-            limit_val_batches=length.limit_val,
-            limit_test_batches=length.limit_test,
-        )
+        made = Trainer(**plain(settings) | set_here)
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         named = ", ".join(
-            f"trainer.{name}={getattr(config.trainer, name)}"
-            for name in ("accelerator", "devices", "strategy", "precision")
+            f"trainer.{name}={getattr(settings, name)}" for name in ("accelerator", "devices", "strategy", "precision")
         )
-        raise UserError(f"Lightning refuses {named}: {' '.join(str(error).split())}") from error
+        raise UserError(f"Lightning refuses {named}: {first_line(error)}") from error
     processes.check_number(made)
-    _check_lanes(config, made.world_size)
+    count, data = made.world_size, config.data
+    for key, lanes in (("data", data.batch_size), ("eval", config.eval.batch_size)):
+        if lanes < count:
+            raise UserError(f"{key}.batch_size is {lanes}, and must be at least {count}, one lane for each process")
+    if data.lane_chunks > data.batch_size // count:
+        most = data.batch_size // count
+        raise UserError(
+            f"data.lane_chunks is {data.lane_chunks}, and must be at most {most}, the fewest lanes of a process"
+        )
     leave_signals_alone(made)
     return made
-
-
-def _check_lanes(config: Config, count: int) -> None:
-    problems = []
-    for key, lanes in (("data", config.data.batch_size), ("eval", config.eval.batch_size)):
-        if lanes < count:
-            problems.append(f"{key}.batch_size is {lanes}, and must be at least {count}, one lane a process")
-    fewest = config.data.batch_size // count
-    if not problems and config.data.lane_chunks > fewest:
-        problems.append(
-            f"data.lane_chunks is {config.data.lane_chunks}, and must be at most {fewest}, the lanes of a process"
-        )
-    if problems:
-        raise UserError("; ".join(problems))

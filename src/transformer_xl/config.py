@@ -98,7 +98,9 @@ _SET_HERE = {
     "barebones": "this program's callbacks are what it leaves out",
     "callbacks": "callbacks.* says what runs beside training",
     "default_root_dir": "hydra.run.dir is the run folder",
+    "fast_dev_run": "trainer.max_steps and trainer.limit_*_batches try a run",
     "logger": "logger=wandb or logger=none chooses it",
+    "overfit_batches": "trainer.limit_train_batches makes short epochs",
     "plugins": "plugins=[FILE] adds parts of your own",
     "reload_dataloaders_every_n_epochs": "one loader reads the corpus in its order",
     "use_distributed_sampler": "the loader deals out the lanes",
@@ -114,21 +116,17 @@ class TrainerConfig(Settings):
 
     model_config = ConfigDict(extra="allow")
 
-    accelerator: str
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     strategy: str
     devices: int | str | list[int]
     num_nodes: Count
     precision: int | str | None
-    fast_dev_run: bool | Number
     max_epochs: Annotated[int, Field(ge=-1)] | None
-    min_epochs: int | None
     max_steps: Annotated[int, Field(ge=-1)]
-    min_steps: int | None
     max_time: str | None
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
-    overfit_batches: int | float
     val_check_interval: int | float | None
     check_val_every_n_epoch: Count | None
     num_sanity_val_steps: int | None
@@ -162,7 +160,7 @@ class TrainerConfig(Settings):
                 f"val_check_interval is {interval}, and must be a whole number of optimizer steps, or a fraction of an "
                 "epoch above 0 and at most 1"
             )
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches"):
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
             limit = getattr(self, name)
             if limit is not None and (limit < 0 or (limit == 0 and name == "limit_train_batches")):
                 yield f"{name} is {limit}, and must be a number of segments above 0, or a share of them"

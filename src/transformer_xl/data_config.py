@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from transformer_xl.registry import nearest, outside
 from transformer_xl.settings import Amount, Count, Settings, Share, by_kind
@@ -17,6 +17,17 @@ _TOKENIZERS = ("byte", "char", "word", "wikitext", "bpe")
 def tokenizers() -> list[str]:
     """Return the tokenizers that a corpus makes by itself; any other name is one that another program trained."""
     return [*_TOKENIZERS, *(entry.name for entry in outside("tokenizer"))]
+
+
+def _where_it_lies(name: str) -> str:
+    path = os.path.expanduser(name)
+    return os.path.abspath(path) if name not in tokenizers() and os.path.exists(path) else name
+
+
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path whose leading `~` is the home folder."""
+TokenizerName = Annotated[str, AfterValidator(_where_it_lies)]
+"""The name of a tokenizer, or the absolute path of its file: a resume may come from another folder."""
 
 
 class DataConfig(Settings):
@@ -51,7 +62,7 @@ class StoredConfig(DataConfig):
     base: ClassVar[str] = "_stored"
     """The file of `conf/data/` that a corpus from outside begins from."""
 
-    cache_dir: str
+    cache_dir: HomePath
     rebuild: bool
     documents: Literal["none", "file", "blank_line", "marker", "record"]
     end_of_document: bool
@@ -74,7 +85,7 @@ class StoredConfig(DataConfig):
 class CorpusConfig(StoredConfig):
     """A corpus of text."""
 
-    tokenizer: str
+    tokenizer: TokenizerName
     newline: Literal["keep", "drop"]
     document_marker: str | None
 
@@ -93,16 +104,16 @@ class CorpusConfig(StoredConfig):
             )
 
     def _tokenizer_rules(self) -> Iterator[str]:
-        name, path = self.tokenizer, os.path.expanduser(self.tokenizer)
+        name = self.tokenizer
         if name in tokenizers():
             return
-        if not os.path.exists(path):
+        if not os.path.exists(name):
             if "/" not in name:
                 yield (
                     f"tokenizer is {name!r}, and must be one of {', '.join(tokenizers())}, a tokenizer.json that "
                     f"exists, owner/name on the Hub, or a plugin's (plugins=[FILE]); {nearest(name, tokenizers())}"
                 )
-        elif not os.path.isfile(path) and not os.path.isdir(path):
+        elif not os.path.isfile(name) and not os.path.isdir(name):
             yield f"tokenizer is {name!r}, which is no regular file"
 
 
@@ -152,7 +163,7 @@ class TextConfig(CountedConfig):
     """A text file, a folder of them, or a glob."""
 
     kind: Literal["text"]
-    path: str | None
+    path: HomePath | None
     format: Literal["auto", "text", "jsonl", "csv", "parquet"]
     field: str
     encoding: str
@@ -172,7 +183,7 @@ class PublishedConfig(CorpusConfig):
     """One of the paper's corpora, downloaded once, or from its published files in the folder `dir`."""
 
     kind: Literal["wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"]
-    dir: str | None
+    dir: HomePath | None
     download: bool
 
     def _documents(self) -> tuple[str, ...]:
@@ -189,10 +200,10 @@ class TokensConfig(StoredConfig):
     """Token ids that another program wrote: `.npy`, raw numbers, JSON lines, or text with blanks between them."""
 
     kind: Literal["tokens"]
-    path: str | None
+    path: HomePath | None
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None
     vocab_size: Annotated[int, Field(ge=1, le=1 << 31)] | None
-    vocabulary: str | None
+    vocabulary: HomePath | None
     split: Literal["auto", "files", "fraction", "hash"]
     valid_fraction: Share
     test_fraction: Share

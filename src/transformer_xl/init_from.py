@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Tokenizer
@@ -19,26 +18,14 @@ from transformer_xl.settings import plain, replace
 _ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
 
 
-def model_settings(
-    source: LanguageModel, composed: Mapping[str, Any], *, given: Collection[str], init_from: str
-) -> dict[str, Any]:
-    """Give the settings of the run's network.
+def model_settings(source: LanguageModel, composed: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
+    """Return the settings of the run's network: the source's own, under those that the command gives.
 
     Args:
         source: the model to begin from.
         composed: the group `model` as composed.
         given: what the command names: dotted keys and groups.
-        init_from: the source's name.
-
-    Returns:
-        The group as composed where the command chooses it; else the source's own settings, under those that the
-        command gives.
-
-    Raises:
-        UserError: the command gives a setting that the source's kind of network has not.
     """
-    if "model" in given:
-        return dict(composed)
     settings = plain(source.config)
     # a cutoff beyond the source's vocabulary makes no cluster, and must make none when the vocabulary is extended
     settings["cutoffs"] = kept_cutoffs(source.config, vocab_size=source.vocab_size)
@@ -46,52 +33,41 @@ def model_settings(
     if isinstance(settings["tie_projs"], list):
         settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]
     keys = [key.replace("model/", "model.") for key in given]
-    names = sorted({key.split(".")[1] for key in keys if key.startswith("model.")})
-    unknown = [f"model.{name}" for name in names if name not in settings]
-    if unknown:
-        raise UserError(
-            f"{', '.join(unknown)} {'is no setting' if len(unknown) == 1 else 'are no settings'} of {init_from}, a "
-            f"model of kind {source.config.kind}: leave {'it' if len(unknown) == 1 else 'them'} out"
-        )
-    return settings | {name: composed[name] for name in names}
+    return settings | {
+        name: composed[name] for group, _, name in (key.partition(".") for key in keys) if group == "model"
+    }
 
 
 def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[str]) -> Config:
-    """Give the configuration with the source's tokenizer.
+    """Return the configuration with the source's tokenizer.
 
     Raises:
         UserError: the command asks for another one.
     """
-    vocabulary = source.vocabulary
-    if vocabulary is None or not isinstance(config.data, CorpusConfig):
+    if source.vocabulary is None or not isinstance(config.data, CorpusConfig):
         return config
-    kind = fitting(vocabulary, config.data).kind
+    kind = fitting(source.vocabulary, config.data).kind
     if "data.tokenizer" in given and config.data.tokenizer != kind:
         raise UserError(
-            f"data.tokenizer is {config.data.tokenizer!r}, and init_from={config.init_from} was trained with a "
-            f"vocabulary of kind {kind!r}: leave it out"
+            f"data.tokenizer is {config.data.tokenizer!r}, and must be {kind!r} or left out: init_from="
+            f"{config.init_from} was trained with that"
         )
-    if kind not in tokenizers():
-        return config
-    return replace(config, data=replace(config.data, tokenizer=kind))
+    return replace(config, data=replace(config.data, tokenizer=kind)) if kind in tokenizers() else config
 
 
 def vocabulary_of(source: LanguageModel, config: Config) -> Tokenizer | None:
-    """Give the vocabulary that the corpus must be read with; None where the source has none.
+    """Return the vocabulary that the corpus must be read with; None where the source has none.
 
     Raises:
         UserError: there is none, and it shall be extended.
     """
     if source.vocabulary is None and config.init_vocabulary == "extend":
-        raise UserError(
-            f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend: put its "
-            "vocabulary.json or vocab.pkl beside its weights"
-        )
+        raise UserError(f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend")
     return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
 
 
 def fitting(vocabulary: Tokenizer, data: DataConfig) -> Tokenizer:
-    """Give the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
+    """Return the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
 
     Args:
         vocabulary: of a trained model.
@@ -106,24 +82,19 @@ def check_vocabulary(source: LanguageModel, vocabulary: Tokenizer, config: Confi
     Raises:
         UserError: naming both.
     """
-    mine = vocabulary_of(source, config)
-    if mine is None:
-        if vocabulary.size != source.vocab_size:
-            raise UserError(
-                f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the "
-                f"text's vocabulary has {vocabulary.size}: put its vocabulary.json or vocab.pkl beside its "
-                "weights"
-            )
-        return
-    may_extend = isinstance(config.data, CorpusConfig)
-    if config.init_vocabulary == "extend" and may_extend:
-        return
-    if mine.hash() != vocabulary.hash():
+    mine, may_extend = vocabulary_of(source, config), isinstance(config.data, CorpusConfig)
+    if mine is None and vocabulary.size != source.vocab_size:
         raise UserError(
-            f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
-            f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that "
-            f"its vocabulary can say{', or init_vocabulary=extend' if may_extend else ''}"
+            f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the text's "
+            f"vocabulary has {vocabulary.size}: put its vocabulary beside its weights"
         )
+    if mine is None or (config.init_vocabulary == "extend" and may_extend) or mine.hash() == vocabulary.hash():
+        return
+    raise UserError(
+        f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
+        f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that its "
+        f"vocabulary can say{', or init_vocabulary=extend' if may_extend else ''}"
+    )
 
 
 @torch.no_grad()
@@ -134,24 +105,16 @@ def copy_weights(source: LanguageModel, target: LanguageModel, *, init_from: str
         UserError: a tensor has another shape, by its name and both shapes.
     """
     theirs, mine = source.state_dict(), target.state_dict()
-    problems = [
-        f"{name} is {tuple(theirs[name].shape)}, and must be {tuple(mine[name].shape)}"
-        for name in mine
-        if name in theirs and not _fits(name, theirs[name], mine[name], grows=target.vocab_size > source.vocab_size)
-    ]
-    problems += [f"{name} is missing" for name in mine if name not in theirs]
-    problems += [f"{name} is not in the model" for name in theirs if name not in mine]
-    if problems:
-        raise UserError(
-            f"the weights of init_from={init_from} do not fit the model: {'; '.join(problems[:3])}"
-            + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-            + " (without model= and model.* its own settings are taken)"
-        )
+    for name in [*mine, *theirs]:
+        their_shape, shape = (tuple(state[name].shape) if name in state else None for state in (theirs, mine))
+        if their_shape and shape and name.startswith(_ROWS_OF_TOKENS) and target.vocab_size > source.vocab_size:
+            shape = (min(their_shape[0], shape[0]), *shape[1:])
+        if their_shape != shape:
+            found = "missing" if their_shape is None else their_shape
+            needed = "is not in the model" if shape is None else f"must be {shape}"
+            raise UserError(
+                f"the weights of init_from={init_from} do not fit the model: {name} is {found}, and {needed} (without "
+                "model= and model.* its own settings are taken)"
+            )
     for name, tensor in mine.items():
         tensor[: len(theirs[name])].copy_(theirs[name])
-
-
-def _fits(name: str, theirs: Tensor, mine: Tensor, *, grows: bool) -> bool:
-    if grows and name.startswith(_ROWS_OF_TOKENS):
-        return theirs.shape[1:] == mine.shape[1:] and len(theirs) <= len(mine)
-    return theirs.shape == mine.shape

@@ -8,13 +8,15 @@ it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import platform
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +27,19 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _RUN = "TRANSFORMER_XL_RUN"
-"""In the environment of a process of Lightning's launcher: the run, and the folders of its parent's earlier ones."""
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # in the order in which Lightning reads them
+"""In the environment of a process of Lightning's launcher: the run that it belongs to."""
 _OF_LAUNCHER = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", _RUN)
 _SPINS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS_TO_LEAVE = 3.0
 _SECONDS_TO_NOTICE = 3.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST_KEPT_BLOCK = 40 << 20
+"""Larger ones, as logits of many words, would find their room taken by smaller ones, and need more."""
+_LARGEST_OF_OLDER_LIBRARIES = 32 << 20
+_NEVER = (1 << 31) - 1
 
-_earlier: list[str] = []
-"""Folders of the runs that this process has trained, in order."""
 
-
-def is_main() -> bool:
-    """Return whether this is the process, of all of a run's, that decides, writes files and prints."""
-    if "SLURM_PROCID" in os.environ and not _is_slurm_step() and "RANK" not in os.environ:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0") == "0"
+# ---- the machine
 
 
 def spin_briefly() -> None:
@@ -53,13 +52,37 @@ def spin_briefly() -> None:
         os.environ["KMP_BLOCKTIME"] = "1"
 
 
-def _is_slurm_step() -> bool:
-    return "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1
+def keep_freed_memory() -> None:
+    """Have this process keep freed blocks of up to 40 MiB for itself; does nothing without the GNU C library.
+
+    That library asks the system for each large block and gives it back when it is freed; a training step on a CPU then
+    spends up to half of its time on the system's clearing of pages that it had a moment ago.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        if not libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK):
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_OF_OLDER_LIBRARIES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+# ---- who started the processes
+
+
+def is_main() -> bool:
+    """Return whether this is the process, of all of a run's, that decides, writes files and prints."""
+    names = ("RANK", "SLURM_PROCID" if is_started_by_srun() else "LOCAL_RANK")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"
 
 
 def is_started_by_srun() -> bool:
     """Return whether srun has started this process and the others of its run."""
-    return "TORCHELASTIC_RUN_ID" not in os.environ and _is_slurm_step()
+    several = "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1
+    return several and "TORCHELASTIC_RUN_ID" not in os.environ
+
+
+def _all_start_at_once() -> bool:
+    by_hand = int(os.environ.get("WORLD_SIZE", "1")) > 1 and _RUN not in os.environ
+    return "TORCHELASTIC_RUN_ID" in os.environ or is_started_by_srun() or by_hand
 
 
 def cluster_environment() -> ClusterEnvironment | None:
@@ -74,15 +97,12 @@ def cluster_environment() -> ClusterEnvironment | None:
 
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
-    if not _is_slurm_step():
+    if not is_started_by_srun():
         return LightningEnvironment() if "SLURM_NTASKS" in os.environ else None
-    if "SLURM_NTASKS_PER_NODE" not in os.environ:
-        tasks = os.environ["SLURM_NTASKS"]
-        raise UserError(
-            f"srun starts {tasks} processes and does not say how many on each machine: give it "
-            f"--ntasks-per-node={tasks}, or as many as a machine has devices"
-        )
-    return SLURMEnvironment(auto_requeue=False)  # which would save within a signal handler, in the middle of a step
+    try:
+        return SLURMEnvironment(auto_requeue=False)  # which would save within a signal handler, in the middle of a step
+    except RuntimeError as error:
+        raise UserError(str(error)) from error
 
 
 def check_number(trainer: Trainer) -> None:
@@ -91,86 +111,45 @@ def check_number(trainer: Trainer) -> None:
     Raises:
         UserError: both numbers.
     """
-    asked, num_nodes = trainer.num_devices * trainer.num_nodes, trainer.num_nodes
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launcher, started = "torchrun", int(os.environ["WORLD_SIZE"])
         machines = started // int(os.environ["LOCAL_WORLD_SIZE"])
     elif is_started_by_srun():
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         machines = int(os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES", "1")))
-    elif num_nodes > 1:
-        raise UserError(f"trainer.num_nodes is {num_nodes}: start the processes of all machines by torchrun or srun")
+    elif trainer.num_nodes > 1:
+        raise UserError("trainer.num_nodes is above 1: start the processes of all machines by torchrun or srun")
     else:
         return
-    advice = f"give trainer.devices={started // machines} trainer.num_nodes={machines}"
-    if started != asked:
+    if (trainer.num_devices, trainer.num_nodes) != (started // machines, machines):
         raise UserError(
-            f"{launcher} started {started} processes, and trainer.devices={trainer.num_devices} with "
-            f"trainer.num_nodes={num_nodes} ask for {asked}: {advice}"
-        )
-    if num_nodes != machines:
-        raise UserError(
-            f"{launcher} started processes on {machines} machines, and trainer.num_nodes is {num_nodes}: {advice}"
+            f"trainer.devices={trainer.num_devices} trainer.num_nodes={trainer.num_nodes}, but {launcher} started "
+            f"{started} processes: give trainer.devices={started // machines} trainer.num_nodes={machines}"
         )
 
 
-class Meeting:
-    """Where the first process tells the others which run it is."""
-
-    def __init__(self) -> None:
-        by_hand = int(os.environ.get("WORLD_SIZE", "1")) > 1 and _RUN not in os.environ
-        self.is_broadcast = "TORCHELASTIC_RUN_ID" in os.environ or is_started_by_srun() or by_hand
-        self._has_told = False
-
-    def tell(self, run: dict[str, Any] | None) -> None:
-        """Tell all others of this process's launcher what to run; None: nothing."""
-        if self.is_broadcast and not self._has_told:
-            self._has_told = True
-            _broadcast(run)
-
-    def leave(self) -> None:
-        """End a process that Lightning's launcher has started for this run alone, whatever its script would do next."""
-        if not self.is_broadcast and not is_main():
-            raise SystemExit(0)
-
-    def hear(self) -> dict[str, Any] | None:
-        """Return what the first process says that is to be run; None: nothing."""
-        if self.is_broadcast:
-            heard: dict[str, Any] | None = _broadcast(None)
-            return heard
-        runs: list[Any] = json.loads(os.environ[_RUN])
-        number = len(_earlier)
-        if number + 1 < len(runs):  # a script's earlier call, which its first process has made alone with others
-            _earlier.append(runs[number])
-            return {"finished": runs[number]}
-        run: dict[str, Any] = runs[number]
-        return run
-
-
-def _broadcast(run: dict[str, Any] | None) -> Any:
-    import torch
-
-    box = [run]
-    torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
+# ---- the first process tells the others
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Meeting]:
-    """Let the processes of torchrun or srun meet before the first one decides, and take all of it back at the end."""
+def together() -> Iterator[None]:
+    """Let the processes of torchrun or srun meet, and take all of it back at the end."""
     before = {name: os.environ.get(name) for name in _OF_LAUNCHER}
-    meeting = Meeting()
-    if meeting.is_broadcast:
+    if _all_start_at_once():
         _join()
     elif not is_main():
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
     try:
-        yield meeting
+        yield
     finally:
-        if is_main():
-            with contextlib.suppress(Exception):  # of others that have ended
-                meeting.tell(None)
-        _leave(before)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            with contextlib.suppress(Exception):
+                torch.distributed.destroy_process_group()
+        for name, value in before.items():  # Lightning leaves them behind, and the next run would take them for its own
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _join() -> None:
@@ -197,30 +176,52 @@ def _join() -> None:
         raise UserError(f"MASTER_PORT is {port}, and another program listens there: set another") from error
 
 
-def _leave(before: dict[str, str | None]) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        with contextlib.suppress(Exception):
-            torch.distributed.destroy_process_group()
-    for name, value in before.items():  # Lightning leaves them behind, and the next run would take them for its own
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def announce(run: dict[str, Any]) -> None:
-    """Leave the run in the environment, for the processes that Lightning's launcher starts."""
-    if _RUN not in os.environ:
-        os.environ[_RUN] = json.dumps([*_earlier, run])
-    _earlier.append(str(run["folder"]))
-
-
 def _end_with_parent(parent: int) -> None:
     """End this process when the one that started it has ended, whatever it waits for."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def share(decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what the first process decides, in plain containers, on each process.
+
+    Raises:
+        SystemExit: on the other processes, where the first one does not decide: it says why.
+    """
+    if not _all_start_at_once():
+        decided: dict[str, Any] = decide() if is_main() else json.loads(os.environ[_RUN])
+        return decided
+    try:
+        box = [decide() if is_main() else None]
+    except BaseException:
+        with contextlib.suppress(Exception):  # of others that have ended
+            _broadcast([None])
+        raise
+    _broadcast(box)
+    if box[0] is None:
+        raise SystemExit(0)
+    return box[0]
+
+
+def _broadcast(box: list[Any]) -> None:
+    import torch
+
+    torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+
+
+def announce(run: dict[str, Any]) -> None:
+    """Leave the run in the environment, for the processes that Lightning's launcher starts."""
+    os.environ.setdefault(_RUN, json.dumps(run))
+
+
+# ---- how processes end
+
+
+def leave() -> None:
+    """End a process that Lightning's launcher has started for one run, whatever its script would do next."""
+    if not _all_start_at_once() and not is_main():
+        raise SystemExit(0)
 
 
 def is_broken_connection(error: BaseException) -> bool:
@@ -238,15 +239,10 @@ def lost_process(trainer: Trainer | None) -> str:
         for number, process in enumerate(processes, start=2):
             status = process.poll()
             if status is not None:
-                return f"process {number} of {len(processes) + 1} has ended ({_status_in_words(status)})"
+                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+                return f"process {number} of {len(processes) + 1} has ended ({how})"
         time.sleep(0.1)
     return "another process of the run has ended"
-
-
-def _status_in_words(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "killed by SIGKILL; was memory short?"
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def end_quietly(error: BaseException) -> None:

@@ -1,8 +1,8 @@
-"""What a run goes on from, and what a resume may change."""
+"""Going on with a run: from which checkpoint, and which settings a command may change."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,8 +10,7 @@ from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
-from transformer_xl.run_folder import config_of, expanded
-from transformer_xl.settings import parse, plain, replace
+from transformer_xl.settings import plain
 from transformer_xl.training.checkpoint import LAST, step_checkpoints
 
 if TYPE_CHECKING:
@@ -41,42 +40,45 @@ NOBODY = (
     *("seed", "init_from", "init_vocabulary"),
     *("model.*", "recipe.*", "data.*", "optimizer.*", "scheduler.kind"),
     *("trainer.precision", "trainer.accumulate_grad_batches", "trainer.limit_train_batches"),
-    *("trainer.overfit_batches", "trainer.fast_dev_run"),
 )
 """The network, its text, the order in which it is read, what an optimizer step is: a new run's."""
 
 
-def refuse_changes(before: Mapping[str, Any], config: Config, *, of: object, may_change: Collection[str]) -> None:
+def refuse_changes(before: Mapping[str, Any], config: Config, *, of: object, is_branch: bool) -> None:
     """Refuse settings that differ from what a run had where this command may not change them.
 
     Args:
         before: the run's settings, as plain containers.
         config: what the command asks for.
         of: names the run.
-        may_change: settings, and `group.*` for those of a group that no class names.
+        is_branch: whether a branch of the run is begun.
 
     Raises:
         UserError: the settings, with both values.
     """
     was, asked = _flat(before), _flat(plain(config))
-    changed = [key for key in asked if key in was and asked[key] != was[key]]
-    changed = [key for key in changed if not _is_among(key, may_change)]
+    allowed = ("a resume", "a branch") if is_branch else ("a resume",)
+    changed = [key for key in asked if key in was and asked[key] != was[key] and who_may_change(key) not in allowed]
     changed = [key for key in changed if key.endswith(".kind")] or changed
-    if not changed:
-        return
-    differences = ", ".join(f"{key} is {asked[key]!r} and was {was[key]!r}" for key in changed[:3])
-    more = f", and {len(changed) - 3} more settings differ" if len(changed) > 3 else ""
-    if all(_is_among(key, A_BRANCH) for key in changed):
-        advice = "only a branch of the run may change that: resume=RUN_FOLDER name=NEW_NAME"
-    else:
+    if changed:
+        differences = ", ".join(f"{key} is {asked[key]!r} and was {was[key]!r}" for key in changed[:3])
         advice = "no resume may change that: start a new run, with init_from=RUN_FOLDER from its weights if they fit"
-    raise UserError(f"{of} is another run than this command's: {differences}{more}; {advice}")
+        if all(who_may_change(key) == "a branch" for key in changed):
+            advice = "only a branch of the run may change that: resume=RUN_FOLDER name=NEW_NAME"
+        raise UserError(f"{of} is another run than this command's: {differences}; {advice}")
 
 
-def _is_among(key: str, names: Collection[str]) -> bool:
-    """Return whether a class of settings has a key: by its own name, or by its group's where no class names it."""
-    named = {name for names_of_class in (ANY_RESUME, A_BRANCH, NOBODY) for name in names_of_class}
-    return (key if key in named else f"{key.partition('.')[0]}.*") in names
+def who_may_change(key: str) -> str:
+    """Return who may change a setting of a run: `a resume`, `a branch` or `nobody`.
+
+    A class of settings has a key by its own name, or by its group's where no class names it.
+    """
+    classes = {"a resume": ANY_RESUME, "a branch": A_BRANCH, "nobody": NOBODY}
+    for name in (key, f"{key.partition('.')[0]}.*"):
+        for who, names in classes.items():
+            if name in names:
+                return who
+    return "nobody"
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -86,38 +88,8 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def continued(folder: Path, asked: Config, given: Collection[str] | None) -> Config:
-    """Return a run's own configuration, with what a command changes that a resume may change.
-
-    Args:
-        folder: of the run.
-        asked: what the command composes.
-        given: the keys and groups that it names itself; another difference that a resume could make is none. None: all.
-    """
-    saved = plain(config_of(folder))
-    if (given is None or "logger" in given) and asked.logger.kind != saved["logger"]["kind"]:
-        saved["logger"] = plain(asked.logger)  # another one has other settings
-    if asked.trainer.precision == "auto":  # which the run has settled
-        asked = replace(asked, trainer=replace(asked.trainer, precision=saved["trainer"]["precision"]))
-    refuse_changes(saved, asked, of=folder, may_change=ANY_RESUME)
-    for key, value in _flat(plain(asked)).items():
-        if _is_among(key, ANY_RESUME) and (given is None or key in given):
-            node: Any = saved
-            *groups, name = key.split(".")
-            for group in groups:
-                node = node.setdefault(group, {})
-            node[name] = value
-    return expanded(parse(Config, saved))
-
-
 class Found(NamedTuple):
-    """A checkpoint to go on from.
-
-    Attributes:
-        path: of it.
-        state: what it holds.
-        note: for the user, where it is not `last.ckpt`.
-    """
+    """A checkpoint to go on from: its path, what it holds, and a note for the user where it is not `last.ckpt`."""
 
     path: Path
     state: dict[str, Any]
@@ -153,10 +125,9 @@ def newest_checkpoint(folder: Path) -> Found | None:
         UserError: none is whole, or one is of another version.
     """
     last = folder / "checkpoints" / LAST
-    problems: list[str] = []
-    for path in (last, *step_checkpoints(last.parent).values()):
-        if not path.is_file():
-            continue
+    problems = [] if last.is_file() else [f"{last} is missing"]
+    kept = list(step_checkpoints(last.parent).values())
+    for path in ([] if problems else [last]) + kept:
         try:
             contents = read_checkpoint(path)
         except DamagedError as error:
@@ -167,9 +138,7 @@ def newest_checkpoint(folder: Path) -> Found | None:
                 f"{path} has checkpoint format {contents['format_version']}, and this version goes on from "
                 f"{CHECKPOINT_FORMAT} only: start a new run from its weights with init_from={folder}"
             )
-        if path != last and not problems:
-            problems.append(f"{last} is missing")
         return Found(path, contents, f"{'; '.join(problems)}: going on from {path.name}" if problems else None)
-    if problems:
+    if last.is_file() or kept:
         raise UserError(f"no checkpoint of {folder} is whole, so that it cannot be resumed: {'; '.join(problems)}")
     return None

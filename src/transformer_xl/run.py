@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl import devices, init_from, processes
+from transformer_xl import processes
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.data.tokenizer import load_vocabulary
-from transformer_xl.data_config import StoredConfig
 from transformer_xl.errors import Stopped, UserError, program
 from transformer_xl.interop.load import load_model
-from transformer_xl.registry import lookup, names
-from transformer_xl.resume import A_BRANCH, ANY_RESUME, Found, continued, newest_checkpoint, refuse_changes
+from transformer_xl.registry import lookup
+from transformer_xl.resume import Found, newest_checkpoint, refuse_changes
 from transformer_xl.run_folder import (
     AUTO,
     Identity,
     Summary,
-    claim_now,
+    claim,
     config_of,
     locked,
+    moment,
     read_identity,
     refuse_if_in_use,
     shown,
     slug,
     write_config,
 )
+from transformer_xl.run_length import with_precision
 from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import wandb as monitors
 from transformer_xl.training.checkpoint import LAST, validation_is_due
@@ -45,22 +45,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from transformer_xl.data.lanes import Dataset
-    from transformer_xl.data.tokenizer import Tokenizer
     from transformer_xl.model.base import LanguageModel
-
-
-def _copy_parent(parent: Path, folder: Path, *, checkpoint: Path) -> None:
-    """Copy a run's checkpoints and figures into its branch's folder; the parent's files stay as they are."""
-    unfinished = folder / "checkpoints.tmp"  # killed while it is copied, the branch can be begun again
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    best = checkpoint.with_name("best.ckpt")
-    if best.is_file():
-        shutil.copyfile(best, unfinished / "best.ckpt")
-    shutil.copyfile(checkpoint, unfinished / LAST)
-    if (parent / "metrics.jsonl").is_file():
-        shutil.copyfile(parent / "metrics.jsonl", folder / "metrics.jsonl")
-    os.replace(unfinished, folder / "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,63 +73,58 @@ class Run:
         folder: of the run.
         config: resolved; what follows from the corpus is filled in as it becomes known.
         identity: what it is over all its processes.
-        is_main: whether this process writes files and prints.
         signals: that stop it.
-        initial_weights: the trained model that it begins from; None: none.
-        checkpoint: what training goes on from; None: from the start.
-        found: what it holds, on the main process until training begins.
-        parent: folder of the run that this one is a branch of.
-        notes: what a person should know, a line each.
-        is_done: whether nothing is left to do.
-        step: the optimizer step at which it starts.
         given: keys and groups that the command names itself; None: not known.
         summary: what `summary.json` will say.
+        checkpoint: what training goes on from; None: from the start.
+        step: the optimizer step at which it starts.
+        initial_weights: the trained model that it begins from; None: none.
+        found: what the checkpoint holds, on the main process until training begins.
+        parent: folder of the run that this one is a branch of, on the main process.
         monitor: where to watch it, in words.
-        trainer: once it is made.
+        trainer: once training begins.
         tokens_after: tokens read after an optimizer step.
     """
 
     folder: Path
     config: Config
     identity: Identity
-    is_main: bool
     signals: StopSignals
-    initial_weights: LanguageModel | None = None
-    checkpoint: Path | None = None
-    found: Found | None = None
-    parent: Path | None = None
-    notes: list[str] = field(default_factory=list)
-    is_done: bool = False
-    step: int = 0
     given: Collection[str] | None = None
     summary: Summary = field(default_factory=Summary)
+    checkpoint: Path | None = None
+    step: int = 0
+    initial_weights: LanguageModel | None = None
+    found: Found | None = None
+    parent: Path | None = None
     monitor: str = ""
     trainer: Trainer | None = None
     tokens_after: Callable[[int], int] = lambda step: 0
-    has_begun: bool = False
 
     def say(self, line: str) -> None:
         """Print a line on the first process's screen."""
-        if self.is_main:
+        if processes.is_main():
             print(line, flush=True)
 
     def names(self, key: str) -> bool:
         """Return whether the command itself names a setting."""
         return self.given is None or key in self.given
 
-    def was_finished(self, max_steps: int) -> bool:
-        """Return whether nothing is left to do, in training and in the report."""
-        is_at_end = self.checkpoint is not None and self.step >= max_steps and self.parent is None
-        return is_at_end and Summary.read(self.folder).was_finished(step=self.step)
+    def is_finished(self, corpus: Dataset, *, max_steps: int) -> bool:
+        """Return whether nothing is left to do, in training and in the report.
 
-    @property
-    def vocabulary(self) -> Tokenizer | None:
-        """What the corpus must be read with where the run's weights were not drawn here; None: the text's own."""
-        if self.initial_weights is not None:
-            return init_from.vocabulary_of(self.initial_weights, self.config)
-        if self.checkpoint is not None and self.config.init_from is not None:
-            return load_vocabulary((self.parent or self.folder) / "vocabulary.json")
-        return None
+        Raises:
+            UserError: the run cannot go on with this text or vocabulary, or to a step that lies behind.
+        """
+        name, summary = shown(self.parent or self.folder), Summary.read(self.folder)
+        was_finished = summary.status == "finished" and summary.step == self.step
+        if self.step > max_steps:
+            raise UserError(f"trainer.max_steps is {max_steps}, and must be at least {self.step}, the step of {name}")
+        if self.checkpoint is None and was_finished and self.step < max_steps:
+            raise UserError(f"{name} is finished, and holds no checkpoint to go on from: start a new run")
+        if self.found is not None:
+            self.found.refuse_other_data(corpus)
+        return was_finished and self.step == max_steps
 
     def message(self) -> dict[str, Any]:
         """Return what the other processes need, as plain containers."""
@@ -152,25 +132,9 @@ class Run:
             "folder": str(self.folder),
             "config": plain(self.config),
             "run_id": self.identity.run_id,
-            "begins_trained": self.initial_weights is not None,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "step": self.step,
-            "parent": None if self.parent is None else str(self.parent),
         }
-
-    def refuse_other(self, corpus: Dataset, *, max_steps: int) -> None:
-        """Refuse to go on with another text or vocabulary, or to a step that lies behind.
-
-        Raises:
-            UserError: which of these it is.
-        """
-        if self.step > max_steps:
-            raise UserError(
-                f"trainer.max_steps is {max_steps}, and {shown(self.parent or self.folder)} is at step {self.step} "
-                "already: a resume needs at least that many"
-            )
-        if self.found is not None:
-            self.found.refuse_other_data(corpus)
 
     def begin(
         self, corpus: Dataset, trainer: Trainer, tokens_after: Callable[[int], int], *, cut: Callable[..., None]
@@ -183,13 +147,12 @@ class Run:
             tokens_after: tokens read after an optimizer step, over all lanes.
             cut: drops what was logged after a step.
         """
-        self.trainer, self.tokens_after, self.has_begun = trainer, tokens_after, True
+        self.trainer, self.tokens_after = trainer, tokens_after
         self.summary.data_checksum, self.summary.read_as = corpus.fingerprint.sha256, dict(corpus.read_as)
-        if not self.is_main:
+        if not processes.is_main():
             return
-        if self.parent is not None and self.checkpoint is not None:
-            _copy_parent(self.parent, self.folder, checkpoint=self.checkpoint)
-            self.checkpoint = self.folder / "checkpoints" / LAST
+        if self.parent is not None:
+            self._copy_parent()
         cut(self.step, validated=self.found is None or not validation_is_due(self.found.state))
         corpus.vocabulary.save(self.folder / "vocabulary.json")
         self.identity.write(self.folder)
@@ -197,17 +160,29 @@ class Run:
         self._open_logger(trainer)
         processes.announce(self.message())
 
+    def _copy_parent(self) -> None:
+        """Copy a run's checkpoints and figures into its branch's folder; the parent's files stay as they are."""
+        assert self.parent is not None
+        assert self.checkpoint is not None
+        unfinished = self.folder / "checkpoints.tmp"  # killed while it is copied, the branch can be begun again
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        best, log = self.checkpoint.with_name("best.ckpt"), self.parent / "metrics.jsonl"
+        copies = {best: unfinished / "best.ckpt", self.checkpoint: unfinished / LAST, log: self.folder / log.name}
+        for source, target in copies.items():
+            if source.is_file():
+                shutil.copyfile(source, target)
+        os.replace(unfinished, self.folder / "checkpoints")
+        self.checkpoint = self.folder / "checkpoints" / LAST
+
     def _open_logger(self, trainer: Trainer) -> None:
         """Open the run's logger, and log again what a killed process took along."""
         logger, folder, identity = self.config.logger, self.folder, self.identity
-        if logger.kind in names("logger"):
-            trainer.loggers = [lookup("logger", logger.kind).factory(logger, self)]
-            self.monitor = f"{logger.kind}, and every figure is in {shown(folder)}/metrics.jsonl"
+        self.monitor = f"{logger.kind}; every figure is in {shown(folder)}/metrics.jsonl"
+        if not isinstance(logger, WandbConfig):
+            if logger.kind != "none":
+                trainer.loggers = [lookup("logger", logger.kind).factory(logger, self)]
             return
-        if not isinstance(logger, WandbConfig) or self.config.trainer.fast_dev_run:
-            self.monitor = f"none; every figure is in {shown(folder)}/metrics.jsonl"
-            return
-        settings, name = plain(self.config), self.config.name or os.environ.get("WANDB_NAME")
         if "WANDB_PROJECT" in os.environ and not self.names("logger.project"):
             logger = replace(logger, project=os.environ["WANDB_PROJECT"])
         if "WANDB_TAGS" in os.environ and not self.names("logger.tags"):
@@ -215,9 +190,9 @@ class Run:
         monitor = monitors.open_wandb(
             logger,
             folder=folder,
-            name=name or folder.name,
+            name=self.config.name or os.environ.get("WANDB_NAME") or folder.name,
             run_id=identity.run_id,
-            settings=settings if identity.parent is None else {**settings, "parent": dict(identity.parent)},
+            settings=plain(self.config) | ({} if identity.parent is None else {"parent": dict(identity.parent)}),
         )
         self.monitor = monitor.where
         if monitor.logger is not None:
@@ -226,50 +201,35 @@ class Run:
             after = Summary.read(folder).step
             monitors.log_again(trainer.loggers, folder / "metrics.jsonl", after=after, until=self.step)
 
-    def without_rebuild(self) -> None:
-        """Note that the token files are ready: neither a resume nor another process shall build them again."""
-        data = self.config.data
-        if isinstance(data, StoredConfig):
-            self.config = replace(self.config, data=replace(data, rebuild=False))
-
     def reason(self, raised: BaseException) -> BaseException:
         """Return why the run ended, where what was raised is only that another process does not answer."""
         if not processes.is_broken_connection(raised):
             return raised
-        if "EADDRINUSE" in str(raised):
-            return UserError(f"MASTER_PORT is {os.environ.get('MASTER_PORT')}, and another program listens there")
         if self.signals.received is not None:
             return stopped_by(self.signals.received)
         step = max(self.step, self.trainer.global_step if self.trainer is not None else 0)
         advice = f": the run was stopped at step {step}"
         if (self.folder / "checkpoints" / LAST).is_file():
-            advice += (
-                f"; go on from its last checkpoint with: {program('train')} resume={shlex.quote(str(self.folder))}"
-            )
+            advice += f"; go on with: {program('train')} resume={shlex.quote(str(self.folder))}"
         return Stopped(f"{processes.lost_process(self.trainer)}{advice}", exit_code=1)
 
     def end(self, error: BaseException | None) -> None:
         """Tell `summary.json` and the loggers how the run ended."""
-        if not self.is_main or not self.has_begun:
+        if self.trainer is None or not processes.is_main():
             return
-        summary = self.summary
-        summary.status, summary.exit_code = _status_of(error)
-        monitors.finish(summary.exit_code)
-        summary.step = self.trainer.global_step if self.trainer is not None else 0
+        summary, code = self.summary, 0
+        if error is not None:
+            code = error.exit_code if isinstance(error, Stopped) else 2 if isinstance(error, UserError) else 1
+        is_stop = isinstance(error, Stopped) and code != 1
+        summary.status = "finished" if error is None else "stopped" if is_stop else "failed"
+        summary.exit_code, summary.step = code, self.trainer.global_step
         summary.tokens = self.tokens_after(summary.step)
+        monitors.finish(code)
         try:
             summary.write(self.folder)
         except OSError:
             if error is None:
                 raise  # otherwise the reason why the run ends has more to say
-
-
-def _status_of(error: BaseException | None) -> tuple[str, int]:
-    if error is None:
-        return "finished", 0
-    if isinstance(error, Stopped):
-        return "failed" if error.exit_code == 1 else "stopped", error.exit_code
-    return "failed", 2 if isinstance(error, UserError) else 1
 
 
 @contextlib.contextmanager
@@ -282,21 +242,24 @@ def open_run(ask: Callable[[], tuple[Config, Command]]) -> Iterator[Run]:
     Raises:
         UserError: what is to go on is no run, or another one, or in use, or its checkpoint cannot be read.
     """
-    is_main = processes.is_main()
     run: Run | None = None
     with contextlib.ExitStack() as stack:
+
+        def decide() -> dict[str, Any]:
+            nonlocal run
+            run = _decide(*ask(), signals, stack)
+            return run.message()
+
         try:
-            meeting = stack.enter_context(processes.together())
-            signals = stack.enter_context(StopSignals(speaks=is_main))
-            if is_main:
-                run = _decide(*ask(), signals, stack)
-                meeting.tell({"finished": str(run.folder)} if run.is_done else run.message())
-            else:
-                run = _follow(meeting.hear(), signals)
+            stack.enter_context(processes.together())
+            signals = stack.enter_context(StopSignals(speaks=processes.is_main()))
+            message = processes.share(decide)
+            run = run or _follow(message, signals)
+            if run.config.init_from is not None and run.checkpoint is None:
+                run.initial_weights = load_model(run.config.init_from)
             yield run
             run.end(None)
-            if not run.is_done:
-                meeting.leave()
+            processes.leave()
         except BaseException as raised:
             error = raised if run is None else run.reason(raised)
             if run is not None:
@@ -307,71 +270,41 @@ def open_run(ask: Callable[[], tuple[Config, Command]]) -> Iterator[Run]:
             raise error from raised
 
 
-def _follow(message: dict[str, Any] | None, signals: StopSignals) -> Run:
+def _follow(message: dict[str, Any], signals: StopSignals) -> Run:
     """Take part in the run that the first process has decided on."""
-    if message is None:
-        raise SystemExit(0)  # it says why
-    if "finished" in message:
-        folder = Path(message["finished"])
-        summary, identity = Summary.read(folder), Identity.new({})
-        return Run(
-            folder=folder,
-            config=config_of(folder),
-            identity=identity,
-            is_main=False,
-            signals=signals,
-            is_done=True,
-            summary=summary,
-        )
-    config = parse(Config, message["config"])
-    checkpoint, parent = (None if message[name] is None else Path(message[name]) for name in ("checkpoint", "parent"))
     return Run(
         folder=Path(message["folder"]),
-        config=config,
-        identity=Identity(run_id=message["run_id"], choices={}, parent=None),
-        is_main=False,
+        config=parse(Config, message["config"]),
+        identity=Identity(run_id=message["run_id"]),
         signals=signals,
-        initial_weights=load_model(str(config.init_from)) if message["begins_trained"] else None,
-        checkpoint=checkpoint,
+        checkpoint=None if message["checkpoint"] is None else Path(message["checkpoint"]),
         step=message["step"],
-        parent=parent,
     )
 
 
 def _decide(config: Config, command: Command, signals: StopSignals, stack: contextlib.ExitStack) -> Run:
     """Find out how the command's run starts, and hold its folder."""
     resume, config = config.resume, replace(config, resume=None)  # how a process began is no part of what the run is
+    config = with_precision(config)
+    check_installed(config.optimizer)
     origin = None if resume in (None, AUTO) else Path(os.path.expanduser(str(resume))).absolute()
-    devices.with_device_settings(config)  # whose mistakes need no folder
     folder = _folder(config, command, origin, resume)
-    is_own = folder == origin or (resume == AUTO and (folder / "config.yaml").is_file())
-    if not is_own:
-        _refuse_used_folder(folder, named=config.name if command.folder is None else None)
+    if origin is None and resume == AUTO and (folder / "config.yaml").is_file():
+        origin = folder
+    if folder != origin and ((folder / "config.yaml").exists() or (folder / "checkpoints").exists()):
+        raise UserError(f"the folder {folder} holds a run already: go on with it by resume={folder}, or name another")
     is_new = not folder.exists() or not any(folder.iterdir())
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(locked(folder))
     if is_new:
         stack.callback(_remove_if_unused, folder)
-    if origin is None and is_own:
-        origin = folder
-    run = Run(
-        folder=folder,
-        config=config,
-        identity=Identity.new(command.choices),
-        is_main=True,
-        signals=signals,
-        given=command.given,
-        summary=Summary(command=command.typed),
-    )
+    summary = Summary(command=command.typed)
+    identity = Identity.new(command.choices)
+    run = Run(folder=folder, config=config, identity=identity, signals=signals, given=command.given, summary=summary)
     if command.folder is None and config.name is not None and slug(config.name) != config.name:
-        run.notes.append(f"note     name={config.name} stands for the folder {shown(folder)}")
+        run.say(f"note     name={config.name} stands for the folder {shown(folder)}")
     if origin is not None:
-        _go_on(run, origin, command, is_auto=resume == AUTO)
-    elif config.init_from is not None:
-        run.initial_weights = load_model(config.init_from)
-    run.config = devices.with_device_settings(run.config)
-    check_installed(run.config.optimizer)
-    run.summary.parent = run.identity.parent
+        _go_on(run, origin)
     return run
 
 
@@ -386,22 +319,11 @@ def _folder(config: Config, command: Command, origin: Path | None, resume: str |
     if config.name is None:
         if resume == AUTO:
             raise UserError(f"resume={AUTO} finds a run by its name: add name=NAME, or hydra.run.dir=FOLDER")
-        names = (command.choices.get("model", config.model.kind), command.choices.get("data", config.data.kind))
-        return claim_now(Path("outputs"), *names).absolute()
+        chosen = (command.choices.get("model", config.model.kind), command.choices.get("data", config.data.kind))
+        return claim(Path("outputs"), "-".join([moment(), *map(slug, chosen)])).absolute()
     if not config.name:
         raise UserError("name is empty, and must hold at least one character, or be left out")
     return Path("outputs", slug(config.name)).absolute()
-
-
-def _refuse_used_folder(folder: Path, *, named: str | None) -> None:
-    who = f"the folder {folder}" if named is None else f"name={named} stands for the folder {folder}, which"
-    if (folder / "config.yaml").exists():
-        raise UserError(f"{who} holds a run already: go on with it by resume={folder}, or name another")
-    if (folder / "checkpoints").exists():
-        raise UserError(
-            f"the folder {folder} holds checkpoints and no config.yaml, so that nothing can go on in it: put its "
-            "config.yaml back, or move the folder away"
-        )
 
 
 def _remove_if_unused(folder: Path) -> None:
@@ -412,39 +334,27 @@ def _remove_if_unused(folder: Path) -> None:
             folder.rmdir()
 
 
-def _go_on(run: Run, origin: Path, command: Command, *, is_auto: bool) -> None:
+def _go_on(run: Run, origin: Path) -> None:
     """Let a run go on from the newest checkpoint of a run folder: its own, or that of the run it is a branch of."""
     is_branch = origin != run.folder
     if is_branch:
         refuse_if_in_use(origin)  # its files would change while they are copied
-    identity, found = read_identity(origin), newest_checkpoint(origin)
+    found, summary = newest_checkpoint(origin), Summary.read(origin)
+    run.identity = read_identity(origin) or run.identity
     if found is None:
-        _start_over(run, origin, identity, is_auto=is_auto, is_branch=is_branch)
+        if is_branch:
+            raise UserError(f"resume={origin} has no checkpoint yet, and name={run.config.name} needs one to branch")
+        if summary.status == "finished":
+            run.step = summary.step
+        else:
+            run.say(f"{shown(origin)} has no checkpoint yet: it starts over")
         return
+    refuse_changes(plain(config_of(origin)), run.config, of=origin, is_branch=is_branch)
+    refuse_changes(found.state["config"], run.config, of=found.path, is_branch=True)
     run.found, run.checkpoint, run.step = found, found.path, int(found.state["global_step"])
-    run.notes += [found.note] if found.note else []
-    if is_auto:
-        run.config = continued(origin, run.config, command.given)
-    may_change = (*ANY_RESUME, *A_BRANCH) if is_branch else ANY_RESUME
-    refuse_changes(plain(config_of(origin)), run.config, of=origin, may_change=may_change)
-    refuse_changes(found.state["config"], run.config, of=found.path, may_change=(*ANY_RESUME, *A_BRANCH))
-    run.identity = identity or Identity(run_id=found.state["run_id"], choices={}, parent=None)
+    if found.note:
+        run.say(found.note)
     if is_branch:
         parent = {"folder": str(origin), "run_id": run.identity.run_id, "step": run.step}
         run.identity, run.parent = Identity.new(run.identity.choices, parent=parent), origin
-
-
-def _start_over(run: Run, origin: Path, identity: Identity | None, *, is_auto: bool, is_branch: bool) -> None:
-    """Start a run again that has no checkpoint yet; before that, every setting may be changed."""
-    if is_branch:
-        raise UserError(f"resume={origin} has no checkpoint yet, and name={run.config.name} needs one to branch from")
-    if Summary.read(origin).was_finished():
-        if not is_auto:
-            raise UserError(f"resume={origin} is finished, and holds no checkpoint to go on from: start a new run")
-        run.is_done, run.summary = True, Summary.read(origin)
-        run.notes.append(f"{shown(origin)} is finished")
-        return
-    run.identity = identity or run.identity
-    run.notes.append(f"{shown(origin)} has no checkpoint yet: it starts over")
-    if run.config.init_from is not None:
-        run.initial_weights = load_model(run.config.init_from)
+    run.summary.parent = run.identity.parent

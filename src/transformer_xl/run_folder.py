@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import secrets
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -26,9 +25,9 @@ from pydantic import ConfigDict
 
 from transformer_xl import registry
 from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig, WandbConfig
-from transformer_xl.data_config import CorpusConfig, Data, DataConfig, tokenizers
+from transformer_xl.data_config import Data
 from transformer_xl.errors import UserError, atomic_write
-from transformer_xl.settings import Seed, Settings, by_kind, parse, plain, read_settings, replace
+from transformer_xl.settings import Settings, by_kind, parse, plain, read_settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -38,8 +37,6 @@ AUTO = "auto"
 _MAX_NAME_BYTES = 100
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/$\ud800-\udfff]")
 _PACKAGES = ("transformer-xl-lightning", "torch", "lightning", "hydra-core", "omegaconf", "wandb")
-_OF_OLDER_RUNS: dict[str, object] = {"compile": False, "callbacks.memory_gain.max_tokens": 0}
-"""What runs did before there was a setting for it, which their folders therefore lack."""
 
 # ---- names and folders
 
@@ -49,6 +46,11 @@ def slug(name: str) -> str:
     fit = _UNFIT.sub("_", name)
     fit = re.sub(r"^\.+", lambda dots: "_" * len(dots[0]), fit)
     return fit.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+
+
+def moment() -> str:
+    """Return the present time as a part of a folder's name."""
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
 def shown(path: Path) -> str:
@@ -76,12 +78,6 @@ def claim(root: Path, name: str) -> Path:
     raise AssertionError("itertools.count ends")
 
 
-def claim_now(root: Path, *names: str, first: str = "") -> Path:
-    """Make a folder of one's own that is named after this moment and `names`."""
-    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    return claim(root, "-".join([*([first] if first else []), moment, *map(slug, names)]))
-
-
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; a killed one gives it back.
@@ -89,61 +85,33 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    path = folder / "run.lock"
-    lock = FileLock(path, timeout=0)
+    lock = FileLock(folder / "run.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise UserError(f"{folder} is in use by {_holder(path)}: wait until that run has ended, or stop it") from None
+        raise UserError(f"{folder} is in use by another process: wait until it has ended, or stop it") from None
     try:
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.truncate(path, 0)
         lock.release()
 
 
 def refuse_if_in_use(folder: Path) -> None:
-    """Refuse a run folder in which a process trains.
-
-    Raises:
-        UserError: which process it is.
-    """
-    if (folder / "run.lock").exists():
-        lock = FileLock(folder / "run.lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(f"{folder} is in use by {_holder(folder / 'run.lock')}: wait until it has ended") from None
-        lock.release()
-
-
-def _holder(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace") or "another process"
-    except OSError:
-        return "another process"
+    """Raise `UserError` for a run folder in which a process trains."""
+    with locked(folder):
+        pass
 
 
 # ---- config.yaml
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a run folder's `config.yaml` as plain containers; older runs' as they would be written today.
+    """Read a run folder's `config.yaml` as plain containers.
 
     Raises:
         UserError: it is damaged.
     """
-    saved = read_settings(folder / "config.yaml")
-    for key, value in _OF_OLDER_RUNS.items():
-        node: Any = saved
-        *groups, name = key.split(".")
-        for group in groups:
-            node = node.setdefault(group, {}) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.setdefault(name, value)
-    return saved
+    return read_settings(folder / "config.yaml")
 
 
 def config_of(folder: Path) -> Config:
@@ -152,7 +120,7 @@ def config_of(folder: Path) -> Config:
     Raises:
         UserError: its `config.yaml` is damaged, or another version's, and how.
     """
-    return expanded(_parsed(Config, folder))
+    return _parsed(Config, folder)
 
 
 def _parsed(cls: type[S], folder: Path) -> S:
@@ -169,54 +137,15 @@ def write_config(config: Config, folder: Path) -> None:
         yaml.safe_dump(plain(config), file, sort_keys=False, allow_unicode=True)
 
 
-def expanded(config: Config) -> Config:
-    """Replace a leading `~` in paths by the home folder."""
-    return replace(config, data=expanded_data(config.data))
-
-
-def expanded_data(data: DataConfig) -> DataConfig:
-    """Replace a leading `~` in a corpus's paths by the home folder."""
-    if isinstance(data, CorpusConfig) and data.tokenizer not in tokenizers():
-        path = os.path.expanduser(data.tokenizer)
-        if os.path.exists(path):  # a resume may come from another folder
-            data = replace(data, tokenizer=os.path.abspath(path))
-    for name in ("path", "dir", "cache_dir", "vocabulary"):
-        value = getattr(data, name, None)
-        if value is not None:
-            data = replace(data, **{name: os.path.expanduser(value)})
-    return data
-
-
-class SavedTrainer(Settings):
-    """What is read of a run's trainer."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    precision: int | str | None
-    fast_dev_run: bool | int
-
-
-class SavedModel(Settings):
-    """What is read of a run's network; its checkpoint holds the whole."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    mem_len: int
-
-
 class SavedConfig(Settings):
-    """What evaluation, scoring and generation read of a run's configuration, whichever version wrote the rest."""
+    """What commands about a trained model read of its run's configuration, whichever version wrote the rest."""
 
     model_config = ConfigDict(extra="ignore")
 
-    seed: Seed
-    name: str | None
     init_from: str | None
-    model: SavedModel
     recipe: RecipeConfig
     data: Data
     eval: EvalConfig
-    trainer: SavedTrainer
     logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
 
 
@@ -226,8 +155,7 @@ def saved_config(folder: Path) -> SavedConfig:
     Raises:
         UserError: the file is damaged.
     """
-    saved = _parsed(SavedConfig, folder)
-    return replace(saved, data=expanded_data(saved.data))
+    return _parsed(SavedConfig, folder)
 
 
 # ---- run.json and summary.json
@@ -244,8 +172,8 @@ class Identity:
     """
 
     run_id: str
-    choices: Mapping[str, str]
-    parent: Mapping[str, Any] | None
+    choices: Mapping[str, str] = field(default_factory=dict)
+    parent: Mapping[str, Any] | None = None
 
     @classmethod
     def new(cls, choices: Mapping[str, str], *, parent: Mapping[str, Any] | None = None) -> Identity:
@@ -261,10 +189,7 @@ class Identity:
 def read_identity(folder: Path) -> Identity | None:
     """Read a run folder's `run.json`; None where there is none that can be read."""
     content = _read_json(folder / "run.json")
-    run_id, choices, parent = (content.get(name) for name in ("run_id", "choices", "parent"))
-    if not isinstance(run_id, str) or not isinstance(choices, dict) or not isinstance(parent, dict | None):
-        return None
-    return Identity(run_id=run_id, choices=choices, parent=parent)
+    return Identity(**content) if "run_id" in content else None
 
 
 @dataclass(kw_only=True)
@@ -304,10 +229,6 @@ class Summary:
         """Read a run folder's `summary.json`; where there is none, no process of the run has ended in order."""
         content = _read_json(folder / "summary.json")
         return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
-
-    def was_finished(self, *, step: int | None = None) -> bool:
-        """Return whether the run ended with its report, at that step: it may have been extended since."""
-        return self.status == "finished" and step in (None, self.step)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""How long a run is, and what happens when: worked out once, from configuration and corpus together."""
+"""What follows from configuration, machine and corpus together: precision, how long a run is, what happens when."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from transformer_xl.config import Config, TrainerConfig, seconds_of
 from transformer_xl.data.lanes import Dataset, Segments, eval_starts
+from transformer_xl.errors import UserError
 from transformer_xl.settings import replace
 
 
@@ -23,9 +27,7 @@ class RunLength:
         validate_every: None: no validation.
         limit_val: segments or windows that a validation reads; None: all.
         limit_test: the same for the test; 0: no test.
-        min_steps: before which a time limit does not end the run.
         max_seconds: a time limit; None: none.
-        checkpointing: whether checkpoints are written.
     """
 
     max_steps: int
@@ -37,27 +39,27 @@ class RunLength:
     validate_every: int | None
     limit_val: int | None
     limit_test: int | None
-    min_steps: int
     max_seconds: float | None
-    checkpointing: bool
 
 
 def run_length(config: Config, corpus: Dataset) -> RunLength:
     """Work out the run's lengths."""
-    trainer = config.trainer
-    overfit = trainer.overfit_batches or None
+    trainer, data = config.trainer, config.data
     lanes = corpus.lanes(
         "train",
-        batch_size=config.data.batch_size,
-        segment_len=config.data.segment_len,
+        batch_size=data.batch_size,
+        segment_len=data.segment_len,
         evaluation=trainer.max_steps == 0,  # where nothing is trained, its split may be of any length
     )
-    limit = _segment_limit(config, lanes.lane_len, _first_given(overfit, trainer.limit_train_batches))
-    layout = _layout(config, lane_len=lanes.lane_len, limit=limit)
-    dev_steps = int(trainer.fast_dev_run)
-    limit_val = _windows_read(config, corpus, "valid", dev_steps or _first_given(overfit, trainer.limit_val_batches))
-    limit_test = _windows_read(config, corpus, "test", dev_steps or _first_given(overfit, trainer.limit_test_batches))
-    max_steps = dev_steps or _max_steps(trainer, layout)
+    limit = trainer.limit_train_batches
+    if isinstance(limit, float):  # a share of the first epoch's segments; 1.0 of every epoch's
+        limit = None if limit == 1 else max(1, round(limit * _layout(config, lanes.lane_len, limit=None).count(0)))
+    layout = _layout(config, lanes.lane_len, limit=limit)
+    limit_val = _windows_read(config, corpus, "valid", trainer.limit_val_batches)
+    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        ends.append(_steps_of_epochs(trainer.max_epochs, trainer, layout))
+    max_steps = min(ends)
     segments_read = max_steps * trainer.accumulate_grad_batches
     return RunLength(
         max_steps=max_steps,
@@ -65,28 +67,15 @@ def run_length(config: Config, corpus: Dataset) -> RunLength:
         segment_limit=limit,
         epochs=layout.epochs(segments_read),
         tokens=lanes.batch_size * layout.positions(segments_read),
-        micro_batches=trainer.accumulate_grad_batches * config.data.lane_chunks,
+        micro_batches=trainer.accumulate_grad_batches * data.lane_chunks,
         validate_every=None if limit_val == 0 else _validate_every(trainer, layout),
         limit_val=limit_val,
-        limit_test=limit_test,
-        min_steps=max(trainer.min_steps or 0, _steps_of_epochs(trainer.min_epochs or 0, trainer, layout)),
+        limit_test=_windows_read(config, corpus, "test", trainer.limit_test_batches),
         max_seconds=None if trainer.max_time is None else seconds_of(trainer.max_time),
-        checkpointing=trainer.enable_checkpointing and not dev_steps,
     )
 
 
-def _first_given(*values: int | float | None) -> int | float | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _segment_limit(config: Config, lane_len: int, limit: int | float | None) -> int | None:
-    """Turn a limit of an epoch's segments into a number; a share is one of the first epoch's, 1.0 of every epoch's."""
-    if not isinstance(limit, float):
-        return limit
-    return None if limit == 1 else max(1, round(limit * _layout(config, lane_len=lane_len, limit=None).count(0)))
-
-
-def _layout(config: Config, *, lane_len: int, limit: int | None) -> Segments:
+def _layout(config: Config, lane_len: int, *, limit: int | None) -> Segments:
     data = config.data
     return Segments(
         lane_len=lane_len,
@@ -115,13 +104,6 @@ def _steps_of_epochs(epochs: int, trainer: TrainerConfig, layout: Segments) -> i
     return -(-layout.before(epochs) // trainer.accumulate_grad_batches)
 
 
-def _max_steps(trainer: TrainerConfig, layout: Segments) -> int:
-    limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        limits.append(_steps_of_epochs(trainer.max_epochs, trainer, layout))
-    return min(limits)
-
-
 def _validate_every(trainer: TrainerConfig, layout: Segments) -> int:
     # Lightning knows one interval for the whole run: where the lengths of epochs vary, that of the first
     steps_per_epoch = _steps_of_epochs(1, trainer, layout)
@@ -138,3 +120,36 @@ def with_total_steps(config: Config, length: RunLength) -> Config:
     if getattr(config.scheduler, "total_steps", None) == -1:
         return replace(config, scheduler=replace(config.scheduler, total_steps=length.max_steps))
     return config
+
+
+def with_precision(config: Config) -> Config:
+    """Resolve `precision: auto` by the device's units.
+
+    Raises:
+        UserError: the accelerator is not there, or has no such precision.
+    """
+    trainer = config.trainer
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    found = {"auto": True, "cpu": True, "cuda": has_cuda, "mps": has_mps, "gpu": has_cuda or has_mps}
+    if not found[trainer.accelerator]:
+        raise UserError(
+            f"trainer.accelerator is {trainer.accelerator!r}, which PyTorch does not see on this machine: use cpu"
+        )
+    if trainer.precision in ("16-mixed", "16", 16) and not has_cuda:
+        raise UserError(
+            f"trainer.precision is {trainer.precision!r}, which needs a CUDA device: use bf16-mixed or 32-true"
+        )
+    if trainer.precision != "auto":
+        return config
+    return replace(config, trainer=replace(trainer, precision=_best_precision(trainer.accelerator)))
+
+
+def _best_precision(accelerator: str) -> str:
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed"
+        return "16-mixed" if torch.cuda.get_device_capability()[0] >= 7 else "32-true"
+    units: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases of torch cannot tell
+    on_cpu = accelerator == "cpu" or not torch.backends.mps.is_available()
+    has_units = any(units.get(name) for name in ("avx512_bf16", "amx_bf16", "sve_bf16", "bf16"))
+    return "bf16-mixed" if on_cpu and has_units else "32-true"

@@ -31,7 +31,7 @@ def out_of_memory_at(step: int, original: Callable[..., dict[str, torch.Tensor]]
     [
         (1, 1, "try data.lane_chunks=2, which gives the same gradients"),
         (1, 3, "try data.lane_chunks=4, which"),
-        (1, 4, "the most for 4 lanes a process; try a smaller data.segment_len"),
+        (1, 4, "try a smaller data.segment_len"),
         (5, 2, "/run data.lane_chunks=4, which"),
     ],
 )
@@ -65,7 +65,7 @@ def test_an_evaluation_names_its_own_settings(
     outcome = tiny_run("eval.batch_size=6", "eval.mem_len=9")
     error = capsys.readouterr().err
     assert outcome.status == 2
-    assert "eval.batch_size is 6, eval.segment_len 5 and eval.mem_len 9; try eval.batch_size=3" in error
+    assert "eval.batch_size is 6, eval.segment_len 5 and eval.mem_len 9; try smaller ones" in error
 
 
 SECOND_PROCESS = """

@@ -19,15 +19,12 @@ from transformer_xl.commands.report import (
     Row,
     compressors,
     draw_losses,
-    metric,
     print_scores,
-    worded,
     words_on_unknown,
 )
 from transformer_xl.commands.sweep import Job, print_comparison
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
-from transformer_xl.data.lanes import unit_of
 from transformer_xl.data.words import WordTokenizer
 from transformer_xl.run_folder import Summary
 from transformer_xl.scores import Score
@@ -110,37 +107,6 @@ def test_scores_on_much_that_is_unknown_are_marked() -> None:
 def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
     data = made_up(ByteTokenizer(), text_bytes=10, name="enwik8", read_as=DROPPED)
     assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats per token, and bpc"
-    assert worded(EIGHT, data, split="valid") == "loss 2.0794 nats, 3.0000 bpc (newline=drop)"
-    assert worded(EIGHT, made_up(WORDS, text_bytes=20), split="valid") == (
-        "loss 2.0794 nats, 8.0000 ppl, 1.5000 bits per byte"
-    )
-
-
-def test_a_kept_score_has_bits_a_byte_and_everything_that_it_depends_on() -> None:
-    data = made_up(WORDS, text_bytes=20, read_as=DROPPED)
-    kept = metric(
-        EIGHT,
-        unit=unit_of(data, "test"),
-        split="test",
-        checkpoint="best",
-        lengths=LENGTHS,
-        read_as=data.read_as,
-    )
-    assert kept == {
-        "loss": EIGHT.loss,
-        "ppl": pytest.approx(8),
-        "bpb": pytest.approx(1.5),
-        "tokens": 10,
-        "split": "test",
-        "checkpoint": "best",
-        "batch_size": 2,
-        "segment_len": 32,
-        "mem_len": 64,
-        "clamp_len": None,
-        "same_length": False,
-        "stride": None,
-        "newline": "drop",
-    }
 
 
 def sizes(text: bytes) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,16 +87,13 @@ def test_the_network_is_the_sources_to_the_bit_and_its_settings_too(
     assert after.vocabulary.hash() == before.vocabulary.hash()
 
 
-def test_the_loss_at_step_0_is_evaluations_and_the_first_steps_is_the_sources(
-    tiny_run: Run, source: Path, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
+def test_the_first_validation_and_step_have_the_losses_of_the_source(
+    tiny_run: Run, source: Path, texts: dict[str, Path]
 ) -> None:
     outcome = begun(tiny_run, source, texts["same"], *STILL, "model.dropout=0", "eval.mem_len=9")
-    printed = re.search(r"start +loss ([\d.]+) nats", capsys.readouterr().out)
-    assert printed is not None
     model = txl.load_model(source)
     ids = model.vocabulary.encode(texts["same"].read_text())
     valid = outcome.values("val/loss")[1]
-    assert float(printed[1]) == pytest.approx(valid, abs=1e-4)
     lengths = EvalConfig(batch_size=4, segment_len=5, mem_len=9, clamp_len=None, same_length=False, stride=None)
     cut = [int(len(ids) * share) for share in (0.6, 0.8)]
     score = read_split(
@@ -152,8 +148,8 @@ def test_words_that_the_vocabulary_lacks_are_unknown_or_added(tiny_run: Run, tex
     [
         (["data.tokenizer=byte"], ["data.tokenizer", "'byte'", "'char'"]),
         (["model=txl_small"], ["init_from", "content_bias is (2, 2, 8), and must be (1, 8, 48)"]),
-        (["model.n_layer=3"], ["layers.2.", "is missing"]),
-        (["model.d_inner=48"], ["feed_forward.0.bias", "(32,)", "(48,)"]),
+        (["model.n_layer=3"], ["content_bias is (2, 2, 8), and must be (3, 2, 8)"]),
+        (["model.d_inner=48"], ["feed_forward.0.weight is (32, 16), and must be (48, 16)"]),
         (["model.n_stacks=3"], ["model.n_stacks"]),
     ],
 )
@@ -222,7 +218,6 @@ def test_a_source_without_a_vocabulary_is_taken_if_the_sizes_agree(
     txl.save_model(model, tmp_path / "nameless")
     taken = begun(tiny_run, tmp_path / "nameless", texts["first"], *STILL, "data.tokenizer=char", name="taken")
     assert taken.status == 0
-    assert "brings no vocabulary" in capsys.readouterr().out
     refused = begun(tiny_run, tmp_path / "nameless", texts["other"], "data.tokenizer=char", name="refused")
     assert refused.status == 2
     assert "brings no vocabulary" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from transformer_xl.commands.call import Call, key_of
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.tables import print_table, printable
 from transformer_xl.errors import atomic_write, program
-from transformer_xl.run_folder import Summary, claim_now, shown
+from transformer_xl.run_folder import Summary, claim, moment, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
 RECORD = "job.json"
@@ -74,7 +74,7 @@ def run_sweep(call: Call) -> int:
     """
     jobs, named = call.jobs(), call.literals().get("hydra.sweep.dir")
     configure(jobs[0])
-    folder = (Path(named) if named else claim_now(Path("outputs"), first="sweep")).absolute()
+    folder = (Path(named) if named else claim(Path("outputs"), f"sweep-{moment()}")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "multirun.yaml") as file:
         yaml.safe_dump([job.overrides for job in jobs], file, allow_unicode=True)

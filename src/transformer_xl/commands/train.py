@@ -16,17 +16,15 @@ from transformer_xl.commands.call import Call
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.sweep import run_sweep
 from transformer_xl.errors import UserError, program
+from transformer_xl.processes import keep_freed_memory
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch import Callback
 
+    from transformer_xl.build import Built
     from transformer_xl.config import Config
-    from transformer_xl.data.datamodule import LaneDataModule
-    from transformer_xl.data.lanes import Dataset
     from transformer_xl.run import Command, Run
     from transformer_xl.run_folder import Summary
-    from transformer_xl.run_length import RunLength
-    from transformer_xl.training.module import LanguageModule
 
 
 def main() -> None:
@@ -68,100 +66,71 @@ def train_by_command(call: Call) -> None:
 
 def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callback]) -> Summary:
     from transformer_xl import build
-    from transformer_xl.commands.opening import finished_line, print_opening
-    from transformer_xl.commands.report import FinalReport
+    from transformer_xl.commands.report import final_report, print_opening
     from transformer_xl.run import open_run
-    from transformer_xl.run_folder import Summary
+    from transformer_xl.run_folder import Summary, shown
     from transformer_xl.run_length import run_length, with_total_steps
 
     _quiet_libraries()
     with open_run(ask) as run:
-        for note in run.notes:
-            run.say(note)
-        if run.is_done:
-            return run.summary
         corpus = build.corpus(run)
         length = run_length(run.config, corpus)
         run.config = with_total_steps(run.config, length)
-        run.refuse_other(corpus, max_steps=length.max_steps)
-        if run.was_finished(length.max_steps):
-            run.say(finished_line(run, length.max_steps))
+        if run.is_finished(corpus, max_steps=length.max_steps):
+            run.say(f"{shown(run.folder)} is finished at step {run.step}: a larger trainer.max_steps goes on")
             return Summary.read(run.folder)
         model = build.model(run, corpus)
         if run.found is not None:
             run.found.refuse_other_weights(model)
-        module = build.module(run.config, model, length)
-        data = build.datamodule(run.config, corpus, length)
-        parts = build.callbacks(run, corpus, model, length)
-        trainer = build.trainer(run.config, length, parts.in_order(callbacks), folder=run.folder)
-        run.begin(corpus, trainer, data.tokens_after, cut=parts.recorder.cut)
-        print_opening(run, corpus, module, trainer, length)
-        with _memory_in_one_sentence(run, module, trainer):
-            _fit(run, corpus, module, data, trainer, length)
-            return FinalReport(
-                run=run, corpus=corpus, module=module, data=data, trainer=trainer, length=length, parts=parts
-            ).make()
+        built = build.training(run, corpus, model, length, callbacks)
+        run.begin(corpus, built.trainer, built.data.tokens_after, cut=built.recorder.cut)
+        print_opening(run, built)
+        with _memory_in_one_sentence(run, built):
+            _fit(run, built)
+            return final_report(run, built)
 
 
-def _fit(
-    run: Run, corpus: Dataset, module: LanguageModule, data: LaneDataModule, trainer: Trainer, length: RunLength
-) -> None:
-    from transformer_xl.commands.report import worded
-    from transformer_xl.devices import keep_freed_memory
-    from transformer_xl.training import metrics
-
-    if trainer.strategy.root_device.type == "cpu":
+def _fit(run: Run, built: Built) -> None:
+    if built.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     run.signals.hold()  # until the last batch that other processes wait for
-    begins_trained = run.initial_weights is not None
     run.initial_weights = run.found = None  # what was copied, and what Lightning reads again, need not be kept
-    if begins_trained and length.validate_every is not None:
-        trainer.validate(module, datamodule=data, verbose=False)
-        start = worded(module.scores[metrics.VALIDATION], corpus, split="valid")
-        run.say(f"start    {start} on the validation split")
-    if length.max_steps > 0:
-        trainer.fit(module, datamodule=data, ckpt_path=run.checkpoint, weights_only=True)
+    if built.length.max_steps > 0:
+        built.trainer.fit(built.module, datamodule=built.data, ckpt_path=run.checkpoint, weights_only=True)
 
 
 @contextlib.contextmanager
-def _memory_in_one_sentence(run: Run, module: LanguageModule, trainer: Trainer) -> Iterator[None]:
+def _memory_in_one_sentence(run: Run, built: Built) -> Iterator[None]:
     """Say what to try where the device runs out of memory."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        sentence = out_of_memory(run, processes=trainer.world_size, is_training=module.training)
-        if not trainer.is_global_zero:  # whose memory alone was short, perhaps: the first process would not know
+        sentence = _out_of_memory(run, processes=built.trainer.world_size, is_training=built.module.training)
+        if not built.trainer.is_global_zero:  # whose memory alone was short, perhaps: the first would not know
             print(f"error: {sentence}", file=sys.stderr)
         raise UserError(sentence) from error
 
 
-def out_of_memory(run: Run, *, processes: int, is_training: bool) -> str:
-    """Say what a device's memory was asked to hold, and what to try next."""
+def _out_of_memory(run: Run, *, processes: int, is_training: bool) -> str:
     data, lengths = run.config.data, run.config.eval
     if not is_training:
-        held = (
-            f"the device ran out of memory in an evaluation: eval.batch_size is {lengths.batch_size}, "
-            f"eval.segment_len {lengths.segment_len} and eval.mem_len {lengths.mem_len}"
-        )
-        fewer = max(lengths.batch_size // 2, processes)
-        smaller = "a smaller eval.segment_len or eval.mem_len"
-        return f"{held}; try {smaller if fewer == lengths.batch_size else f'eval.batch_size={fewer}'}"
-    held = (
-        f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
-        f"{data.segment_len}, model.mem_len {run.config.model.mem_len} and data.lane_chunks {data.lane_chunks}"
-    )
-    most = data.batch_size // processes
-    if data.lane_chunks >= most:
         return (
-            f"{held}, the most for {most} lanes a process; try a smaller data.segment_len, model.mem_len or "
-            "data.batch_size, or more trainer.devices"
+            f"the device ran out of memory in an evaluation: eval.batch_size is {lengths.batch_size}, eval.segment_len "
+            f"{lengths.segment_len} and eval.mem_len {lengths.mem_len}; try smaller ones"
         )
-    advice = f"data.lane_chunks={min(2 * data.lane_chunks, most)}, which gives the same gradients"
-    if not (run.folder / "checkpoints" / "last.ckpt").exists():
-        return f"{held}; try {advice}"
-    return f"{held}; go on with {program('train')} resume={shlex.quote(str(run.folder))} {advice}"
+    most = data.batch_size // processes
+    advice = "a smaller data.segment_len, model.mem_len or data.batch_size, or more trainer.devices"
+    if data.lane_chunks < most:
+        advice = f"data.lane_chunks={min(2 * data.lane_chunks, most)}, which gives the same gradients"
+        if (run.folder / "checkpoints" / "last.ckpt").exists():
+            advice = f"{program('train')} resume={shlex.quote(str(run.folder))} {advice}"
+    return (
+        f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
+        f"{data.segment_len}, model.mem_len {run.config.model.mem_len} and data.lane_chunks {data.lane_chunks}; try "
+        f"{advice}"
+    )
 
 
 def _quiet_libraries() -> None:

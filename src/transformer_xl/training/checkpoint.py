@@ -99,7 +99,6 @@ class Checkpoints(Callback):
         every_n_steps: optimizer steps between two `last.ckpt`.
         keep: how many checkpoints there are, `last.ckpt` included and `best.ckpt` not.
         validate_every_n_steps: None: no validation.
-        min_steps: before which the time limit does not end the run.
         max_steps: the last step, which always validates and saves.
         max_seconds: the run ends at the first step after so much time in this process; None: no limit.
         enabled: whether to write checkpoints at all; stops are obeyed all the same.
@@ -119,7 +118,6 @@ class Checkpoints(Callback):
         every_n_steps: int,
         keep: int,
         validate_every_n_steps: int | None,
-        min_steps: int,
         max_steps: int,
         max_seconds: float | None,
         enabled: bool,
@@ -129,7 +127,7 @@ class Checkpoints(Callback):
         self._folder, self._recorder, self._signals, self._identity = folder, recorder, signals, identity
         self._every, self._validate_every = every_n_steps, validate_every_n_steps
         self._keep, self._enabled = keep, enabled
-        self._min_steps, self._max_steps, self._max_seconds = min_steps, max_steps, max_seconds
+        self._max_steps, self._max_seconds = max_steps, max_seconds
         self._started = math.inf
         self._saved_step: int | None = None  # in this process
         self._newest: int | None = None  # step of last.ckpt
@@ -211,7 +209,7 @@ class Checkpoints(Callback):
     def _finish_step(self, trainer: Trainer, step: int, *, is_due: bool, is_best: bool = False) -> None:
         reason = int(self._signals.received or 0)
         is_late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
-        if not reason and is_late and self._min_steps <= step < self._max_steps:
+        if not reason and is_late and step < self._max_steps:
             reason = OUT_OF_TIME
         reason = agreed(trainer, reason)
         if is_due or reason:

@@ -12,10 +12,10 @@ from serving import Work, serve
 from steps import Evaluation, Generation, Training
 from torch import Tensor
 
-from transformer_xl.devices import keep_freed_memory
 from transformer_xl.model.base import make_model
 from transformer_xl.model.streaming import stream
 from transformer_xl.model_config import parse_model
+from transformer_xl.processes import keep_freed_memory
 
 
 def make_work(request: dict[str, Any]) -> Work:

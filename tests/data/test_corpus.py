@@ -328,7 +328,6 @@ def test_ids_with_a_vocabulary(tmp_path: Path, tokens_config: TokensConfigs, tex
     ("content", "changes", "note"),
     [
         (b"a\nb\n", {"documents": "record", "order": "shuffled"}, "nothing to shuffle"),
-        (b"a\xffb\n", {"tokenizer": "char", "errors": "replace"}, "put U+FFFD in 100 places"),
         (b"a  b\n", {"tokenizer": "word"}, "% of the text's bytes do not come back from the word tokenizer"),
     ],
 )

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from transformer_xl.data import files, text
 from transformer_xl.data.files import Source, as_named, describe, list_files, read_bytes
-from transformer_xl.data.text import TextReader
+from transformer_xl.data.text import read_text
 from transformer_xl.errors import UserError
 
 TEXT = "".join(f"line {number} \u4e2d\u6587\r\n" for number in range(2000)).encode()
@@ -42,7 +42,7 @@ def written(path: Path, data: bytes, **how: str) -> Source:
 def documents_of(source: Source, *, documents: str = "record", **options: Any) -> list[bytes]:
     """Return the whole documents of a source."""
     found: list[bytes] = []
-    for data, begins in TextReader(documents=documents, **options).read(source):
+    for data, begins in read_text(source, documents=documents, **options):
         if begins:
             found.append(b"")
         found[-1] += data
@@ -87,9 +87,7 @@ def test_a_wrong_byte_is_refused_with_its_place_or_replaced(tmp_path: Path, chun
     source = written(tmp_path / "a.txt", b"one\ntw\xffo\nthree \xe6\x9d")
     with pytest.raises(UserError, match=r"a\.txt' at byte 6 has the byte 0xff, .* not UTF-8"):
         documents_of(source)
-    reader = TextReader(documents="none", errors="replace")
-    assert b"".join(piece.data for piece in reader.read(source)) == "one\ntw\ufffdo\nthree \ufffd".encode()
-    assert reader.replaced == 2
+    assert documents_of(source, errors="replace") == ["one\ntw\ufffdo\nthree \ufffd".encode()]
     assert documents_of(source, any_bytes=True) == [b"one\ntw\xffo\nthree \xe6\x9d"]
 
 
@@ -204,7 +202,7 @@ def test_documents_do_not_hang_on_how_a_file_is_read(
 
 
 def names(path: Path | str) -> list[str]:
-    return [file.name for file in list_files(str(path), setting="data.path is x", wanted="a text file")[1]]
+    return [file.name for file in list_files(str(path), setting="data.path is x", wanted="a text file").files]
 
 
 def fill(folder: Path, *listed: str) -> Path:
@@ -224,11 +222,11 @@ def test_links_are_followed_once_and_broken_ones_said(tmp_path: Path) -> None:
     (folder / "b" / "more").symlink_to(tmp_path / "elsewhere")
     (folder / "twice").symlink_to(tmp_path / "elsewhere" / "deep")
     (tmp_path / "elsewhere" / "loop").symlink_to(folder)
-    _, found, notes = list_files(str(folder), setting="data.path is x", wanted="a text file")
-    listed = [file.name for file in found]
+    found = list_files(str(folder), setting="data.path is x", wanted="a text file")
+    listed = [file.name for file in found.files]
     assert [name for name in listed if not name.endswith("d.txt")] == ["a.txt", "b/c.txt", "link"]
     assert len(listed) == 4, "what several links lead to is read once"
-    assert notes == ["links that lead nowhere: 'dangling'"]
+    assert found.notes == ["links that lead nowhere: 'dangling'"]
     assert sorted(names(folder / "**" / "*.txt")) == sorted(name for name in listed if name != "link")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from transformer_xl.commands import cli
@@ -14,30 +14,22 @@ if TYPE_CHECKING:
     from transformer_xl.config import Config
     from transformer_xl.data.corpus import Corpus
 
-_COMMANDS = ("prepare", "inspect")
 _SYMBOLS_SHOWN = 20
 _CHARACTERS_SHOWN = 200
 _TOKENS_DECODED = 1000
 """More than `_CHARACTERS_SHOWN` bytes can be: what is shown does not end within a character."""
 _AT_ONCE = 1 << 20
-_MUCH_LOST = 0.01
-"""Share of a text's bytes."""
 _HELP = """\
 usage: txl-data prepare|inspect [group=choice] [key=value] ...
 
-Turn a corpus into the token files that training reads, and say what is in them.
+  prepare   builds the token files of a corpus where they are not ready, so that a run starts at once
+  inspect   builds them too, and shows splits, tokens, documents, vocabulary, most frequent symbols, the share of <unk>,
+            first lines, and what is unusual for a run with these settings
 
-  prepare   builds the files where they are not ready, so that a run starts at once
-  inspect   builds them too, and shows files, splits, tokens, bytes per token, vocabulary, most frequent symbols, the
-            share of <unk>, the longest document, first lines, and what is unusual for a run with these settings
-
-Settings are those of txl-train, and the same token files are found by both:
+Settings are those of txl-train, whose --help lists them:
 
   txl-data prepare data=wikitext103
-  txl-data prepare data=text data.path=FOLDER data.tokenizer=bpe
-  txl-data inspect data=text data.path=FOLDER data.tokenizer=bpe model=txl_base data.batch_size=4
-
-`txl-train --help` lists all settings. Nothing is written but the token files, below data.cache_dir."""
+  txl-data inspect data=text data.path=FOLDER data.tokenizer=bpe model=txl_base data.batch_size=4"""
 
 
 def main() -> None:
@@ -46,14 +38,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prepare or inspect a corpus.
-
-    Args:
-        arguments: of the command line.
-
-    Returns:
-        The exit status, as `cli.ended` does.
-    """
+    """Prepare or inspect a corpus, as the arguments of the command line say; return the exit status."""
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
@@ -62,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(words: list[str]) -> int:
     command = next((word for word in words if "=" not in word), None)
-    if command not in _COMMANDS:
+    if command not in ("prepare", "inspect"):
         raise UserError(f"{command or 'nothing'} is no command: txl-data prepare|inspect SETTINGS (txl-data --help)")
     from transformer_xl.commands.compose import compose
     from transformer_xl.data.build import open_corpus
@@ -73,10 +58,10 @@ def _run(words: list[str]) -> int:
     if not isinstance(config.data, StoredConfig):
         raise UserError(f"data={config.data.kind} is made up while it is read, and there is nothing to {command}")
     corpus = open_corpus(config.data, announce=print, seed=config.seed)
+    print(f"folder   {printable(str(corpus.folder))}")
     if command == "inspect":
         _inspect(corpus, config)
         return 0
-    print(f"folder   {printable(str(corpus.folder))}")
     for split, tokens in corpus.counts().items():
         text = f", {corpus.text_bytes[split]:,} bytes of text" if corpus.text_bytes else ""
         print(f"{split:8} {tokens:,} tokens{text}")
@@ -93,32 +78,32 @@ def _inspect(corpus: Corpus, config: Config) -> None:
     print(f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256}")
     order = "sorted by frequency" if vocabulary.by_frequency else "not sorted by frequency"
     print(f"vocab    {vocabulary.kind}, {vocabulary.size:,} symbols, {order}")
-    print(f"folder   {printable(str(corpus.folder))}")
     rows = [["tokens", *(f"{tokens:,}" for tokens in corpus.counts().values())]]
     if corpus.starts:
-        rows.append(["documents", *(f"{len(starts):,}" for starts in corpus.starts.values())])
-        lengths = (
-            np.diff(corpus.starts[split][:], prepend=0, append=tokens) for split, tokens in corpus.counts().items()
-        )
-        rows.append(["longest document (tokens)", *(f"{some.max():,}" for some in lengths)])
+        edges = {split: np.append(corpus.starts[split][:], tokens) for split, tokens in corpus.counts().items()}
+        rows.append(["documents", *(f"{len(some) - 1:,}" for some in edges.values())])
+        rows.append(["longest document (tokens)", *(f"{np.diff(some, prepend=0).max():,}" for some in edges.values())])
     if corpus.text_bytes:
         rows.append(["bytes of text", *(f"{found['text_bytes']:,}" for found in splits.values())])
         rows.append(["bytes per token", *(_ratio(found, "text_bytes", "{:.3f}") for found in splits.values())])
+        rows.append(["bytes that do not come back", *(f"{found['lost_bytes']:,}" for found in splits.values())])
         rows.append(["became <unk>", *(_ratio(found, "unknown", "{:.2%}") for found in splits.values())])
     print_table(["split", *splits], rows, boxed=True)
-    counts, tokens = np.zeros(vocabulary.size, np.int64), corpus.tokens["train"]
-    for first in range(0, len(tokens), _AT_ONCE):
-        counts += np.bincount(tokens[first : first + _AT_ONCE], minlength=vocabulary.size)
+    counts, training = np.zeros(vocabulary.size, np.int64), corpus.tokens["train"]
+    for first in range(0, len(training), _AT_ONCE):
+        counts += np.bincount(training[first : first + _AT_ONCE], minlength=vocabulary.size)
     used = int((counts > 0).sum())
     print(f"Most frequent in training, where {used:,} of {vocabulary.size:,} symbols occur:")
     symbols = [
-        [vocabulary.symbol(symbol), f"{symbol:,}", f"{counts[symbol]:,}", f"{counts[symbol] / len(tokens):.2%}"]
+        [vocabulary.symbol(symbol), f"{symbol:,}", f"{counts[symbol]:,}", f"{counts[symbol] / len(training):.2%}"]
         for symbol in (-counts).argsort(kind="stable")[: min(_SYMBOLS_SHOWN, used)].tolist()
     ]
     print_table(["symbol", "id", "count", "share"], symbols, boxed=True)
     _print_first_lines(corpus)
-    for line in _warnings(corpus, config):
-        print(f"warning  {line}")
+    needed = {"train": config.data.batch_size * config.data.segment_len}
+    for split, tokens in corpus.counts().items():
+        if tokens <= needed.get(split, config.eval.batch_size * config.eval.segment_len):
+            print(f"warning  the {split} split has {tokens:,} tokens, fewer than a segment for each lane of this run")
 
 
 def _ratio(found: dict[str, int], name: str, form: str) -> str:
@@ -133,29 +118,3 @@ def _print_first_lines(corpus: Corpus) -> None:
         lines = f"{text[:_CHARACTERS_SHOWN]}{'' if is_whole else ' ...'}".split("\n")
         for place, line in enumerate(lines):
             print(f"{'' if place else split:8} {printable(line)}".rstrip())
-
-
-def _warnings(corpus: Corpus, config: Config) -> Iterator[str]:
-    """Yield a sentence for each thing about the corpus that a run would suffer from."""
-    from transformer_xl.scores import MUCH_UNKNOWN
-
-    short = []
-    for split, tokens in corpus.counts().items():
-        lengths = config.data if split == "train" else config.eval
-        needed = lengths.batch_size * lengths.segment_len + 1
-        if split == "train" and tokens < needed:
-            yield f"the train split has {tokens:,} tokens, and data.batch_size and data.segment_len need {needed:,}"
-        elif tokens < needed:
-            short.append(f"the {split} split has {tokens:,} tokens")
-    if short:
-        yield (
-            f"{' and '.join(short)}, fewer than a segment for each lane, so that memory hardly counts in their scores: "
-            "a smaller eval.batch_size or eval.segment_len would fit"
-        )
-    for split, found in corpus.sidecar["splits"].items():
-        if found["unknown"] > MUCH_UNKNOWN * found["tokens"]:
-            share = found["unknown"] / found["tokens"]
-            yield f"{share:.2%} of the {split} split became <unk>: its scores are easier than they look"
-        if found["lost_bytes"] > _MUCH_LOST * (found["lost_bytes"] + found["text_bytes"]):
-            share = found["lost_bytes"] / (found["lost_bytes"] + found["text_bytes"])
-            yield f"{share:.1%} of the {split} split does not come back from the {corpus.vocabulary.kind} tokenizer"

@@ -25,9 +25,8 @@ _WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt
 def text_sources(config: TextConfig, *, announce: Callable[[str], None]) -> Sources:
     """Find the files that `data.path` names, and their splits; `UserError` where they are missing or unclear."""
     setting = f"data.path is {config.path!r}"
-    location, files, notes = list_files(str(config.path), setting=setting, wanted=_WANTED)
     read_as = partial(as_named, format=config.format, field=config.field, setting=setting)
-    return divide(config, location, files, read_as=read_as, setting=setting, notes=notes)
+    return divide(config, list_files(str(config.path), setting=setting, wanted=_WANTED), read_as)
 
 
 @registry.register("corpus", "stdlib", StdlibConfig)
@@ -36,7 +35,7 @@ def stdlib_sources(config: StdlibConfig, *, announce: Callable[[str], None]) -> 
     root = Path(sysconfig.get_paths()["stdlib"])
     setting = f"data=stdlib reads *.py below {str(root)!r}"
     try:
-        found = walk(root, keep_folder=lambda name: name not in _STDLIB_SKIPPED)
+        found = walk(root, without=_STDLIB_SKIPPED)
         paths = {path.relative_to(root).as_posix(): path for path in found if path.suffix == ".py" and path.is_file()}
         files = [describe(path, name=name) for name, path in sorted(paths.items())]
     except OSError as error:

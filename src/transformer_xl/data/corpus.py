@@ -62,25 +62,28 @@ class Corpus:
     """A corpus's splits as token ids.
 
     Attributes:
+        name: the choice of `data=`.
         config: what was asked for.
         seed: of the order of documents.
         folder: where the token files are.
-        sidecar: what is known of them, as it stands beside them.
+        sidecar: what stands beside them.
+        fingerprint: what they were made of.
         tokens: the ids of each split: train, valid, test.
-        starts: where documents begin in each split; none where the text is not divided into documents.
+        starts: where documents begin in each split; empty where the text is not divided into documents.
+        unknown: how many words or characters of each split became `<unk>` because the vocabulary lacks them.
+        text_bytes: bytes of each split's text in UTF-8 that decoding gives back; empty where ids are of no text.
     """
 
+    name: str
     config: StoredConfig
     seed: int
     folder: Path
     sidecar: Mapping[str, Any]
+    fingerprint: Fingerprint
     tokens: Mapping[str, TokenArray]
     starts: Mapping[str, TokenArray]
-
-    @property
-    def name(self) -> str:
-        """The choice of `data=`."""
-        return self.config.kind
+    unknown: Mapping[str, int]
+    text_bytes: Mapping[str, int]
 
     @cached_property
     def vocabulary(self) -> Tokenizer:
@@ -89,23 +92,6 @@ class Corpus:
         if vocabulary.hash() != self.sidecar["vocabulary"]["hash"]:
             raise UserError(f"{self.folder / VOCABULARY} is damaged: data.rebuild=true builds it again")
         return vocabulary
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """What the corpus was made of."""
-        return Fingerprint(**self.sidecar["fingerprint"])
-
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Count the words or characters of each split that became `<unk>` because the vocabulary lacks them."""
-        return {split: found["unknown"] for split, found in self.sidecar["splits"].items()}
-
-    @property
-    def text_bytes(self) -> dict[str, int]:
-        """Count the bytes of each split's text in UTF-8 that decoding gives back; nothing where ids are of no text."""
-        if isinstance(self.config, TokensConfig):
-            return {}
-        return {split: found["text_bytes"] for split, found in self.sidecar["splits"].items()}
 
     @property
     def read_as(self) -> dict[str, str]:
@@ -135,16 +121,6 @@ class Corpus:
         )
 
 
-def token_file(split: str) -> str:
-    """Return the name of the file of a split's ids."""
-    return f"{split}.bin"
-
-
-def start_file(split: str) -> str:
-    """Return the name of the file of the places where a split's documents begin."""
-    return f"{split}.documents.bin"
-
-
 def token_dtype(size: int) -> np.dtype[Any]:
     """Return the smallest unsigned type, little-endian, that holds `size` ids."""
     return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<u4")
@@ -162,9 +138,9 @@ def open_token_files(
         if (sidecar["format"], sidecar["settings"]) != (FORMAT, settings) or not is_of_these:
             return None
         splits, dtype = sidecar["splits"], token_dtype(sidecar["vocabulary"]["size"])
-        tokens = {split: TokenArray(folder / token_file(split), dtype, splits[split]["tokens"]) for split in SPLITS}
+        tokens = {split: TokenArray(folder / f"{split}.bin", dtype, splits[split]["tokens"]) for split in SPLITS}
         starts = {
-            split: TokenArray(folder / start_file(split), START_DTYPE, splits[split]["documents"])
+            split: TokenArray(folder / f"{split}.documents.bin", START_DTYPE, splits[split]["documents"])
             for split in (SPLITS if config.documents != "none" else ())
         }
         # another builder may have replaced the folder between the sidecar and the files
@@ -172,7 +148,19 @@ def open_token_files(
             return None
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
-    return Corpus(config=config, seed=seed, folder=folder, sidecar=sidecar, tokens=tokens, starts=starts)
+    is_text = not isinstance(config, TokensConfig)
+    return Corpus(
+        name=config.kind,
+        config=config,
+        seed=seed,
+        folder=folder,
+        sidecar=sidecar,
+        fingerprint=Fingerprint(**sidecar["fingerprint"]),
+        tokens=tokens,
+        starts=starts,
+        unknown={split: found["unknown"] for split, found in splits.items()},
+        text_bytes={split: found["text_bytes"] for split, found in splits.items()} if is_text else {},
+    )
 
 
 def write_sidecar(
@@ -191,7 +179,7 @@ def write_sidecar(
     # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
     lines = [f"{one['sha256']}  {one['path']}\n" for one in described]
     if not sources:  # documents from outside are known by what came of them
-        lines = [file_sha256(folder / token_file(split)) for split in SPLITS]
+        lines = [file_sha256(folder / f"{split}.bin") for split in SPLITS]
     sidecar = {
         "format": FORMAT,
         "settings": settings,
@@ -210,9 +198,6 @@ def write_sidecar(
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256, in hex, of a file; `UserError` where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    """Return the sha256, in hex, of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

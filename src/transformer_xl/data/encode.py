@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.corpus import START_DTYPE, start_file, token_dtype, token_file
+from transformer_xl.data.corpus import START_DTYPE, token_dtype
 from transformer_xl.data.flat import Flat, Window, windows
 from transformer_xl.data.tokenizer import Encoded as EncodedPart
 from transformer_xl.data.tokenizer import EncodeError, Part, Tokenizer, character_border
@@ -31,12 +30,9 @@ _LEARNING_WINDOW = 1 << 20
 
 
 class Encoded(NamedTuple):
-    """A window as ids.
+    """A window as ids, and the places in them where documents begin.
 
-    Attributes:
-        ids: of all documents, each with its end if it has one.
-        starts: places in `ids` where documents begin.
-        counts: of ids for what the vocabulary lacks, of bytes of text that decoding gives back, of those it does not.
+    `counts`: ids for what the vocabulary lacks, bytes of text that decoding gives back, and bytes that it does not.
     """
 
     ids: NDArray[Any]
@@ -46,14 +42,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Turns ranges of documents into ids.
-
-    Attributes:
-        flat: the documents.
-        tokenizer: of text; of ids it says what they stand for.
-        strips: whether line ends are taken out.
-        end: the id behind each document; None: there is none.
-    """
+    """Turns ranges of documents into ids; `strips`: without line ends; `end`: the id behind each document."""
 
     flat: Flat
     tokenizer: Tokenizer
@@ -110,8 +99,8 @@ class Encoder:
         counts = np.zeros(3, np.int64)
         said = time.monotonic()
         with (
-            (folder / token_file(split)).open("xb") as ids_file,
-            (folder / start_file(split)).open("xb") as starts_file,
+            (folder / f"{split}.bin").open("xb") as ids_file,
+            (folder / f"{split}.documents.bin").open("xb") as starts_file,
         ):
             for ids, starts, found in self._all(part, spread=limit is None):
                 if not tokens and self.tokenizer.opening:  # stands before the first text
@@ -157,8 +146,6 @@ class Encoder:
                         yield found.popleft().result()
                 while found:
                     yield found.popleft().result()
-            except BrokenProcessPool as error:
-                raise RuntimeError("a process that read text has ended; was memory short?") from error
             finally:
                 pool.shutdown(cancel_futures=True)
 

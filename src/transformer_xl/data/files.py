@@ -5,8 +5,8 @@ from __future__ import annotations
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,6 @@ from transformer_xl.data_config import TextConfig, TokensConfig
 from transformer_xl.errors import UserError, first_line
 
 CHUNK_BYTES = 1 << 20
-_XZ_MEMORY_BYTES = 1 << 30
 _CACHE_FILES = {"corpus.json", "vocabulary.json"}
 _WILDCARD = re.compile(r"[*?\[]")
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -32,13 +31,9 @@ class Source(NamedTuple):
     """A file as it was found, and how text or token ids are written in it.
 
     Attributes:
-        path: where it is.
         name: its path below the corpus's folder, with forward slashes.
-        size: in bytes.
-        mtime_ns: when it was last changed.
         format: `text`, or records of which `field` is the text: `jsonl`, `csv`, `tsv`, `parquet`; of ids see token_ids.
-        field: a key of JSON objects, or a column.
-        compression: of the file as a whole: gzip, bz2, zstd, xz; None: it is not packed.
+        compression: of the file as a whole: gzip, bz2, zstd, xz.
     """
 
     path: Path
@@ -56,13 +51,10 @@ class Source(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How one text becomes three splits.
+    """How one text becomes three splits, with the shares of validation and of test.
 
-    Attributes:
-        by: `bytes`: at exactly these shares; `fraction`: there, moved to the next border of a document or a line;
-            `hash`: each document by a hash of its own content.
-        valid: share of validation.
-        test: share of test, behind it.
+    `bytes`: at exactly these shares; `fraction`: there, moved to the next border of a document or a line; `hash`: each
+    document by a hash of its own content.
     """
 
     by: Literal["bytes", "fraction", "hash"]
@@ -72,16 +64,16 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The files of a corpus.
+    """The files of a corpus, or its documents.
 
     Attributes:
-        setting: what the user set, and its value, for messages.
+        setting: what the user set, for messages.
         location: the file, folder or glob that was named, without symbolic links.
         splits: the files of `train`, `valid` and `test`, in order; where `cut` is given all stand under `train`.
         cut: how the text is divided; None: the files say it.
         notes: what is unusual about the files.
-        vocabulary: a file that lists the vocabulary, where there is one.
-        documents: the texts of the splits, where a corpus from outside gives them in place of files.
+        vocabulary: a file that lists the vocabulary.
+        documents: of the splits of a corpus from outside, in place of files.
     """
 
     setting: str
@@ -99,49 +91,35 @@ class Sources:
         return list(dict.fromkeys([*found, self.vocabulary] if self.vocabulary else found))
 
 
-def divide(
-    config: TextConfig | TokensConfig,
-    location: Path,
-    files: Sequence[Source],
-    *,
-    read_as: Callable[[Source], Source],
-    setting: str,
-    notes: Sequence[str],
-) -> Sources:
+def divide(config: TextConfig | TokensConfig, found: Sources, read_as: Callable[[Source], Source]) -> Sources:
     """Put files into splits: those whose names say so, or all of them into one text that is cut, as settings have it.
 
     `read_as` adds to each file that is used how it is written. `UserError` where not all splits have a file.
     """
+    files = found.splits["train"]
     splits: dict[str | None, list[Source]] = {split: [] for split in (*SPLITS, None)}
     for file in files:
         splits[split_of_name(file.name)].append(file)
-    cut = Cut("hash" if config.split == "hash" else "fraction", config.valid_fraction, config.test_fraction)
-    named: dict[str, Sequence[Source]] = {"train": files}
-    by_name = config.split == "files" or (config.split == "auto" and splits["train"] and not location.is_file())
-    if by_name:
-        if missing := [split for split in SPLITS if not splits[split]]:
-            raise UserError(
-                f"{setting}, where no name begins with {' or '.join(missing)} beside {named_first(files)}: there must "
-                "be train*, valid* and test*, or data.split be fraction or hash"
-            )
-        if others := splits.pop(None):
-            notes = [*notes, f"left out, since others are named train*, valid* and test*: {named_first(others)}"]
-        named = {split: splits[split] for split in SPLITS}
-    return Sources(
-        setting=setting,
-        location=location,
-        splits={split: [read_as(file) for file in some] for split, some in named.items()},
-        cut=None if by_name else cut,
-        notes=notes,
-    )
+    by_name = config.split == "auto" and splits["train"] and not found.location.is_file()
+    if config.split != "files" and not by_name:
+        cut = Cut("hash" if config.split == "hash" else "fraction", config.valid_fraction, config.test_fraction)
+        return replace(found, splits={"train": list(map(read_as, files))}, cut=cut)
+    if missing := [split for split in SPLITS if not splits[split]]:
+        raise UserError(
+            f"{found.setting}, where no name begins with {' or '.join(missing)} beside {named_first(files)}: there "
+            "must be train*, valid* and test*, or data.split be fraction or hash"
+        )
+    others = splits[None]
+    notes = [f"left out, since others are named train*, valid* and test*: {named_first(others)}"] if others else []
+    named = {split: list(map(read_as, splits[split])) for split in SPLITS}
+    return replace(found, splits=named, notes=[*found.notes, *notes])
 
 
 def split_of_name(name: str) -> str | None:
     """Return `train`, `valid` or `test` where a file's name says so, None where it does not.
 
-    `name` is the file's path below the corpus's folder, with forward slashes. Its first folder decides before the
-    file's own name: `train/test_of_time.txt` is training text. The word must end there or be followed by `.`, `-`, `_`
-    or a digit: `trains.txt`, `testament.txt` and `devotion.txt` say nothing.
+    The first folder of its path decides before its own name: `train/test_of_time.txt` is training text. The word must
+    end there or be followed by `.`, `-`, `_` or a digit: `trains.txt` and `testament.txt` say nothing.
     """
     path = PurePosixPath(name)
     found = (_SPLIT_NAME.match(part) for part in (path.parts[0], path.name))
@@ -164,22 +142,11 @@ def as_named(file: Source, *, format: str, field: str, setting: str) -> Source:
     return file._replace(format=kind, field=None if kind == "text" else field, compression=compression)
 
 
-def list_files(path: str, *, setting: str, wanted: str) -> tuple[Path, list[Source], list[str]]:
-    """List the files that a path names: itself, all visible ones below a folder, or those that match a glob.
+def list_files(path: str, *, setting: str, wanted: str) -> Sources:
+    """List the files that a path names as one split: itself, all visible ones below a folder, or matches of a glob.
 
-    Links are followed, those to folders once each. Folders that hold a corpus's token files are passed over: taking
-    them would change the corpus at every build.
-
-    Args:
-        path: as the user wrote it, with `~` for the home folder; a glob only if nothing has that very name.
-        setting: what the user set, and its value, for messages.
-        wanted: what it must name, for messages.
-
-    Returns:
-        The path without symbolic links; the files in the order of their names; what is unusual.
-
-    Raises:
-        UserError: there is no file, all are empty, or they cannot be read.
+    Links are followed, those to folders once each. Folders that hold a corpus's token files are passed over: they would
+    change the corpus at every build. `setting` and `wanted` are for messages. `UserError` where there is nothing.
     """
     if not path:
         raise UserError(f"{setting}, and must name {wanted}")
@@ -202,7 +169,7 @@ def list_files(path: str, *, setting: str, wanted: str) -> tuple[Path, list[Sour
         raise UserError(f"{setting}, where nothing is to be read, and must name {wanted}")
     broken = [name for name, each in named if not each.exists()]
     notes = [f"links that lead nowhere: {', '.join(map(repr, broken[:3]))}"] if broken else []
-    return root.joinpath(*pattern), files, notes
+    return Sources(setting=setting, location=root.joinpath(*pattern), splits={"train": files}, notes=notes)
 
 
 def describe(path: Path, *, name: str) -> Source:
@@ -211,17 +178,12 @@ def describe(path: Path, *, name: str) -> Source:
     return Source(path, name, status.st_size, status.st_mtime_ns)
 
 
-def is_visible(name: str) -> bool:
-    """Return whether a name is not that of a hidden file or folder."""
-    return not name.startswith(".")
+def walk(root: Path, *, without: Container[str] = ()) -> Iterator[Path]:
+    """Yield what is no folder in `root` and the folders below it; nothing that is hidden or in a folder `without`."""
+    return (Path(folder, name) for folder, names in _folders(root, without) for name in names if name[0] != ".")
 
 
-def walk(root: Path, *, keep_folder: Callable[[str], bool] = is_visible) -> Iterator[Path]:
-    """Yield what is no folder in `root` and the folders below it; hidden names are left out."""
-    return (Path(folder, name) for folder, names in _folders(root, keep_folder) for name in names if is_visible(name))
-
-
-def _folders(root: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, list[str]]]:
+def _folders(root: Path, without: Container[str] = ()) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder once, with the names of what else is in it; links to folders come after all others."""
     seen: set[str] = set()
     waiting = [str(root)]
@@ -232,7 +194,7 @@ def _folders(root: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, lis
                 folders.clear()
                 continue
             seen.add(real)
-            folders[:] = sorted(filter(keep, folders))
+            folders[:] = sorted(name for name in folders if name[0] != "." and name not in without)
             waiting += filter(os.path.islink, [os.path.join(folder, name) for name in folders])
             yield folder, names
 
@@ -241,12 +203,11 @@ def _matching(folder: str, parts: Sequence[str]) -> Iterator[str]:
     """Yield the paths below a folder that match a glob's parts, some perhaps more than once."""
     part, rest = parts[0], parts[1:]
     if part == "**":
-        for below, _ in _folders(Path(folder), is_visible):
+        for below, _ in _folders(Path(folder)):
             yield from _matching(below, rest or ("*",))
         return
-    names = os.listdir(folder)
-    for name in names if not set(names) >= _CACHE_FILES else ():
-        if fnmatchcase(name, part) and (is_visible(name) or part.startswith(".")):
+    for name in os.listdir(folder):
+        if fnmatchcase(name, part) and (name[0] != "." or part[0] == "."):
             path = os.path.join(folder, name)
             if not rest:
                 yield path
@@ -288,7 +249,7 @@ def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the streams of an .xz file; unlike `lzma`'s own reader it refuses what else is there."""
     data = file.read(CHUNK_BYTES)
     while data:
-        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
         while not stream.eof:
             if stream.needs_input and not data and not (data := file.read(CHUNK_BYTES)):
                 raise EOFError("it ends before its end marker")

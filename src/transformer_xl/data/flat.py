@@ -31,11 +31,7 @@ _LINE_END = re.compile(rb"\r\n|[\r\n]")
 class Flat:
     """Documents one behind the other in a file, and the places where they begin in another.
 
-    Attributes:
-        is_text: whether the file holds UTF-8, or else token ids.
-        dtype: of what it holds.
-        size: how many.
-        count: of the documents.
+    It holds `size` bytes of UTF-8, or token ids of a type, in `count` documents.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any] | None) -> None:
@@ -82,13 +78,7 @@ class Flat:
 
 
 class Window(NamedTuple):
-    """Documents that are encoded together.
-
-    Attributes:
-        begin: place of the first one.
-        begins: whether the first one begins here, and does not go on from the window before.
-        parts: each document, the last one perhaps cut.
-    """
+    """Documents that are encoded together, from the place `begin`, where the first one `begins` or goes on."""
 
     begin: int
     begins: bool
@@ -128,14 +118,10 @@ def windows(flat: Flat, part: range, split_point: Callable[[bytes], int]) -> Ite
 def split_documents(
     flat: Flat, cut: Cut, *, are_documents: bool, limit: int | None, folder: Path
 ) -> tuple[Flat, list[range]]:
-    """Divide documents into training, validation and test.
+    """Divide documents into training, validation and test, at borders of the text that hang on no tokenizer.
 
-    Args:
-        flat: all of them.
-        cut: how. A share is cut at a border of the text, so that it hangs on no tokenizer.
-        are_documents: whether borders of documents come before line ends.
-        limit: bytes (or ids) of validation and of test by `fraction`; what a share has above it is training's.
-        folder: for a copy, where documents have to be sorted.
+    `limit`: bytes (or ids) of validation and of test by `fraction`; what a share has above it is training's. `folder`
+    gets a copy where documents have to be sorted.
     """
     if cut.by == "hash":
         return _by_hash(flat, cut, folder)

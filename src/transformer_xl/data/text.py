@@ -7,9 +7,8 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from transformer_xl.data.files import CHUNK_BYTES, Source, read_bytes
 from transformer_xl.errors import UserError, first_line
@@ -29,104 +28,86 @@ class Piece(NamedTuple):
     begins: bool
 
 
-@dataclass(kw_only=True)
-class TextReader:
-    """How files become documents.
+def read_text(
+    source: Source,
+    *,
+    documents: str,
+    marker: str | None = None,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    any_bytes: bool = False,
+) -> Iterator[Piece]:
+    r"""Yield a file's documents in UTF-8; a record that is no document of its own gets a final `\n`.
 
-    Attributes:
-        documents: `none`, `file`: every file is one; `record`: every record is one, or a file of plain text;
+    Args:
+        source: the file.
+        documents: `none`, `file`: the file is one; `record`: every record is one, or a file of plain text;
             `blank_line`: one begins after each run of blank lines; `marker`: lines that are `marker` stand between them
             and belong to none.
         marker: see there.
-        encoding: of the files, as Python names it.
+        encoding: of the file, as Python names it.
         errors: `strict`: bytes that the encoding forbids are refused; `replace`: U+FFFD takes their place.
         any_bytes: bytes are the symbols: plain text in UTF-8 is passed on as it is, whatever it holds.
-        replaced: counts U+FFFD in what has been read with `replace`.
 
     Raises:
-        UserError: there is no such encoding of text.
+        UserError: the file is damaged or holds what it must not; it names file and place.
     """
+    decoded = _decoded(source, encoding, errors)
+    if source.format == "text":
+        passes = any_bytes and encoding == "utf-8" and errors == "strict"
+        chunks = without_mark(read_bytes(source)) if passes else decoded
+    else:
+        records = _records(source, decoded, errors)
+        if documents == "record":
+            return (Piece(record, begins=True) for record in records)
+        chunks = (record if record.endswith(b"\n") else record + b"\n" for record in records)
+    if documents == "blank_line":
+        return _divided(chunks, _BLANK_LINES)
+    if documents == "marker":
+        line = _BLANKS + re.escape(str(marker).strip().encode()) + _BLANKS
+        return _divided(chunks, re.compile(rb"^(" + line + rb"(?:\n|\Z))", re.MULTILINE))
+    return map(Piece, chunks, chain([True], repeat(False)))
 
-    documents: str
-    marker: str | None = None
-    encoding: str = "utf-8"
-    errors: Literal["strict", "replace"] = "strict"
-    any_bytes: bool = False
-    replaced: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        try:
-            "".encode(self.encoding)
-        except (LookupError, ValueError) as error:
-            raise UserError(
-                f"data.encoding is {self.encoding!r}, and must be an encoding of text that Python knows, such as "
-                "utf-8, utf-16, gb18030, shift_jis, latin-1 or cp1252"
-            ) from error
-        self._is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
-
-    def read(self, source: Source) -> Iterator[Piece]:
-        r"""Yield a file's documents in UTF-8; a record that is no document of its own gets a final `\n`.
-
-        Raises:
-            UserError: the file is damaged or holds what it must not; it names file and place.
-        """
-        if source.format == "text":
-            passes = self.any_bytes and self._is_utf8 and self.errors == "strict"
-            chunks = without_mark(read_bytes(source)) if passes else self._decoded(source)
-        else:
-            records = self._records(source)
-            if self.documents == "record":
-                return (Piece(record, begins=True) for record in records)
-            chunks = (record if record.endswith(b"\n") else record + b"\n" for record in records)
-        if self.documents == "blank_line":
-            return _divided(chunks, _BLANK_LINES)
-        if self.documents == "marker":
-            marker = _BLANKS + re.escape(str(self.marker).strip().encode()) + _BLANKS
-            return _divided(chunks, re.compile(rb"^(" + marker + rb"(?:\n|\Z))", re.MULTILINE))
-        return map(Piece, chunks, chain([True], repeat(False)))
-
-    def _decoded(self, source: Source) -> Iterator[bytes]:
-        """Yield plain text in UTF-8; pieces may end inside a character."""
-        decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
-        position = 0
+def _decoded(source: Source, encoding: str, errors: str) -> Iterator[bytes]:
+    """Yield plain text in UTF-8; pieces may end inside a character."""
+    position = 0
+    try:
+        "".encode(encoding)  # unlike base64, which is none of text
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
         for chunk in chain(without_mark(read_bytes(source)), [b""]):
             position += len(chunk)
-            try:
-                text = decoder.decode(chunk, not chunk)
-            except UnicodeDecodeError as error:
-                # the object is what the decoder kept from before and the chunk: both end at the same byte
-                offset = position - len(error.object) + error.start
-                raise UserError(
-                    f"{source.place} at byte {offset:,} has the byte {error.object[error.start]:#04x}, which is not "
-                    f"{'UTF-8' if self._is_utf8 else self.encoding} there: {_ADVICE}"
-                ) from error
-            except UnicodeError as error:
-                raise UserError(f"{source.place} cannot be read as {self.encoding}: {error}; {_ADVICE}") from error
-            yield chunk if self._is_utf8 and self.errors == "strict" else self._noted(text)
+            text = decoder.decode(chunk, not chunk)
+            yield chunk if encoding == "utf-8" and errors == "strict" else text.encode()
+    except UnicodeDecodeError as error:
+        # the object is what the decoder kept from before and the chunk: both end at the same byte
+        offset = position - len(error.object) + error.start
+        raise UserError(
+            f"{source.place} at byte {offset:,} has the byte {error.object[error.start]:#04x}, which is not "
+            f"{encoding.upper()} there: {_ADVICE}"
+        ) from error
+    except (LookupError, UnicodeError) as error:
+        raise UserError(f"{source.place} cannot be read with data.encoding={encoding}: {error}; {_ADVICE}") from error
 
-    def _noted(self, text: str) -> bytes:
-        self.replaced += text.count("\ufffd") if self.errors == "replace" else 0
-        return text.encode()
 
-    def _records(self, source: Source) -> Iterator[bytes]:
-        """Yield records in UTF-8; what JSON can hold need not be text."""
-        texts = _columns(source) if source.format == "parquet" else self._of_lines(source)
-        for number, text in enumerate(texts, 1):
-            place = f"{source.place}, record {number:,},"
-            if not isinstance(text, str):
-                raise UserError(
-                    f"{place} has {json.dumps(text, default=str)[:40]} under {source.field!r}, and must have text there"
-                )
-            try:
-                yield text.encode()
-            except UnicodeEncodeError as error:
-                if self.errors == "strict":
-                    raise UserError(f"{place} holds half a character: {error}; data.errors=replace goes on") from error
-                yield self._noted(_HALF_CHARACTER.sub("\ufffd", text))
-
-    def _of_lines(self, source: Source) -> Iterator[object]:
-        lines = _lines(self._decoded(source), source)
-        return _json_texts(lines, source) if source.format == "jsonl" else _csv_texts(lines, source)
+def _records(source: Source, decoded: Iterable[bytes], errors: str) -> Iterator[bytes]:
+    """Yield records in UTF-8; what JSON can hold need not be text."""
+    if source.format == "parquet":
+        texts = _columns(source)
+    else:
+        lines = _lines(decoded, source)
+        texts = _json_texts(lines, source) if source.format == "jsonl" else _csv_texts(lines, source)
+    for number, text in enumerate(texts, 1):
+        place = f"{source.place}, record {number:,},"
+        if not isinstance(text, str):
+            found = json.dumps(text, default=str)[:40]
+            raise UserError(f"{place} has {found} under {source.field!r}, and must have text there")
+        try:
+            yield text.encode()
+        except UnicodeEncodeError as error:
+            if errors == "strict":
+                raise UserError(f"{place} holds half a character: {error}; data.errors=replace goes on") from error
+            yield _HALF_CHARACTER.sub("\ufffd", text).encode()
 
 
 def without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:

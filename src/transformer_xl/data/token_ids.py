@@ -32,18 +32,14 @@ def token_sources(config: TokensConfig, *, announce: Callable[[str], None]) -> S
     `UserError` where there are none, one is in no form that holds ids, or they are of unclear splits.
     """
     setting = f"data.path is {config.path!r}"
-    location, files, notes = list_files(str(config.path), setting=setting, wanted=_WANTED)
-    vocabulary = None
+    found = list_files(str(config.path), setting=setting, wanted=_WANTED)
     if config.vocabulary is not None:
         path = Path(os.path.expanduser(config.vocabulary)).absolute()
         if not path.is_file():
             raise UserError(f"data.vocabulary is {config.vocabulary!r}, and must name a vocabulary.json")
-        vocabulary = describe(path, name=path.name)
-        files = [file for file in files if not file.path.samefile(path)]
-    read_as = partial(_as_named, dtype=config.dtype, setting=setting)
-    return replace(
-        divide(config, location, files, read_as=read_as, setting=setting, notes=notes), vocabulary=vocabulary
-    )
+        files = [file for file in found.splits["train"] if not file.path.samefile(path)]
+        found = replace(found, splits={"train": files}, vocabulary=describe(path, name=path.name))
+    return divide(config, found, partial(_as_named, dtype=config.dtype, setting=setting))
 
 
 def _as_named(file: Source, *, dtype: str | None, setting: str) -> Source:

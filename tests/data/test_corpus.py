@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from transformer_xl.commands.compose import compose
-from transformer_xl.data import build as building
 from transformer_xl.data import files, flat
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
@@ -133,7 +132,6 @@ def test_a_missing_or_damaged_file_is_no_cache(name: str, config: TextConfig) ->
 BUILD = """
 import json, os, sys, time
 from transformer_xl.data_config import TextConfig
-from transformer_xl.data import build as building
 config = TextConfig(**json.loads(sys.argv[1]))
 """
 
@@ -264,13 +262,6 @@ def test_line_ends_may_be_dropped(
     assert kept.vocabulary.size - dropped.vocabulary.size == (2 if tokenizer == "char" else 0)
 
 
-@pytest.mark.parametrize("text", ["\u4eca\u5929\u5929\u6c14\u5f88\u597d\n", "x" * 30 + "\n"])
-def test_words_without_blanks_are_refused(text: str, config: TextConfig, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(text * 30, encoding="utf-8")
-    with pytest.raises(UserError, match=r"data\.tokenizer is 'word', .* few blanks .*: use char or bpe"):
-        opened(replace(config, tokenizer="word"))
-
-
 def test_an_empty_split_is_refused_when_it_is_used(config: TextConfig) -> None:
     for _ in range(2):
         found, _ = opened(replace(config, valid_fraction=0.0))
@@ -359,7 +350,6 @@ def test_memory_does_not_grow_with_the_text(
     monkeypatch.setattr(flat, "WINDOW", 1 << 14)
     monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(flat, "SEARCHED", 1 << 14)
-    monkeypatch.setattr(building, "_SAMPLE", 1 << 14)
     config = replace(config, tokenizer=tokenizer)
     opened(config)  # what imports and caches hold is not counted
 

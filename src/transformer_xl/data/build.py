@@ -44,9 +44,8 @@ from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig
 from transformer_xl.errors import UserError, locked, naming_file
 from transformer_xl.settings import plain
 
-_ATTEMPTS = 5
 _NOT_OF_THE_TOKENS = {*DataConfig.model_fields} - {"kind"} | {
-    *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download"),
+    *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download")
 }
 """Settings on which the token files do not hang, or that stand in the key in another form."""
 
@@ -80,14 +79,8 @@ def open_corpus(
     cache_dir = Path(os.path.expanduser(config.cache_dir)).absolute()
     folder = cache_dir / f"{config.kind}-{name}"
     ready = partial(open_token_files, folder, config, seed=seed, settings=settings, sources=sources.files)
-    must_build = config.rebuild
-    for _ in range(_ATTEMPTS):
-        # other builders may replace the folder while it is opened; what they put there is as good
-        corpus = None if must_build else ready()
-        if corpus is not None:
-            if config.order == "shuffled" and len(corpus.starts["train"]) < 2:
-                announce("data: data.order=shuffled has nothing to shuffle: the training split is one document")
-            return corpus
+    corpus = None if config.rebuild else ready()
+    if corpus is None:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -96,10 +89,15 @@ def open_corpus(
             ) from error
         waiting = f"data: waiting for another process, which builds {folder}"
         with naming_file(cache_dir), locked(cache_dir / f".lock-{folder.name}", announce, waiting):
-            if must_build or ready() is None:
+            corpus = None if config.rebuild else ready()
+            if corpus is None:
                 _publish(config, sources, vocabulary, extend, folder=folder, settings=settings, announce=announce)
-        must_build = False
-    raise RuntimeError(f"the token files in {str(folder)!r} were replaced {_ATTEMPTS} times while they were opened")
+                corpus = ready()
+        if corpus is None:  # on a file system without locks
+            raise RuntimeError(f"the token files in {str(folder)!r} were replaced while they were opened")
+    if config.order == "shuffled" and len(corpus.starts["train"]) < 2:
+        announce("data: data.order=shuffled has nothing to shuffle: the training split is one document")
+    return corpus
 
 
 def _key(config: StoredConfig, sources: Sources, given: Tokenizer | None, extend: bool) -> dict[str, object]:
@@ -112,11 +110,8 @@ def _key(config: StoredConfig, sources: Sources, given: Tokenizer | None, extend
         entries += [registry.lookup("tokenizer", given.kind)]
     elif isinstance(config, CorpusConfig):
         cls, local = _tokenizer_class(config), local_path(config.tokenizer)
-        if cls is not None:
-            key["tokenizer"] = cls.kind
-            entries.append(registry.lookup("tokenizer", cls.kind))
-        elif local is not None:
-            key["tokenizer"] = file_sha256(local)
+        key["tokenizer"] = cls.kind if cls else file_sha256(local) if local else config.tokenizer
+        entries += [registry.lookup("tokenizer", cls.kind)] if cls else []
     checksums = [checksum for checksum in map(registry.checksum, entries) if checksum]
     return key | ({"plugins": checksums} if checksums else {})
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformer_xl.data.files import Source
 from transformer_xl.data.lanes import SPLITS, CorpusLanes, Fingerprint
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
-from transformer_xl.data_config import CorpusConfig, StoredConfig, TokensConfig
+from transformer_xl.data_config import StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write
 
 FORMAT = 4
@@ -96,11 +96,10 @@ class Corpus:
     @property
     def read_as(self) -> dict[str, str]:
         """Return the settings that must stand beside every score, because they change what is predicted."""
-        config = self.config
-        if not isinstance(config, CorpusConfig) or config.kind == "text8":  # text8 has no line ends
-            return {}
-        # for enwik8 both are in use; elsewhere only what is unusual is said
-        return {"newline": config.newline} if config.kind == "enwik8" or config.newline == "drop" else {}
+        newline = getattr(self.config, "newline", "keep")
+        # for enwik8 both are in use; text8 has no line ends; elsewhere only what is unusual is said
+        is_said = self.name == "enwik8" or (newline == "drop" and self.name != "text8")
+        return {"newline": newline} if is_said else {}
 
     def counts(self) -> dict[str, int]:
         """Count the tokens of each split: train, valid, test."""

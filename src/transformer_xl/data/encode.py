@@ -90,10 +90,9 @@ class Encoder:
     def write(
         self, part: range, *, split: str, folder: Path, limit: int | None, announce: Callable[[str], None]
     ) -> dict[str, int]:
-        """Write a split's ids and where its documents begin into new files; `limit`: tokens at which it ends.
+        """Write a split's ids, and where its documents begin, into new files; return how many there are, and the counts.
 
-        Returns:
-            How many ids there are, how many documents begin, and the sums of `Encoded.counts`.
+        `limit`: tokens at which it ends.
         """
         tokens = documents = 0
         counts = np.zeros(3, np.int64)

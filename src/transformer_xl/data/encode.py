@@ -90,7 +90,7 @@ class Encoder:
     def write(
         self, part: range, *, split: str, folder: Path, limit: int | None, announce: Callable[[str], None]
     ) -> dict[str, int]:
-        """Write a split's ids, and where its documents begin, into new files; return how many there are, and the counts.
+        """Write a split's ids and where its documents begin into new files; return their numbers and the counts.
 
         `limit`: tokens at which it ends.
         """

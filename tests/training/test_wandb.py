@@ -131,19 +131,7 @@ def test_an_unreachable_server_means_offline_in_one_line_within_seconds(
     key = {"WANDB_API_KEY": "x" * 40, "WANDB_BASE_URL": silent_server}
     outcome = run_watched(text_file, tmp_path, "logger.timeout_seconds=4", **key)
     assert outcome.status == 0, outcome.stderr
-    (line,) = [line for line in outcome.stdout.splitlines() if "did not answer within 2 s" in line]
+    (line,) = [line for line in outcome.stdout.splitlines() if line.startswith("monitor")]
     assert "offline" in line
+    assert "context deadline exceeded" in line
     assert history(outcome.folder)
-
-
-def test_a_wandb_mode_that_there_is_not_is_one_sentence(text_file: Path, tmp_path: Path) -> None:
-    outcome = run_watched(text_file, tmp_path, WANDB_MODE="of")
-    assert outcome.status == 2
-    assert outcome.stderr.count("\n") == 1
-    assert "WANDB_MODE" in outcome.stderr
-
-
-def test_logger_none_leaves_no_wandb(text_file: Path, tmp_path: Path) -> None:
-    outcome = run_training([*tiny_overrides(text_file, tmp_path), f"hydra.run.dir={tmp_path / 'run'}"], tmp_path)
-    assert outcome.status == 0
-    assert not (outcome.folder / "wandb").exists()

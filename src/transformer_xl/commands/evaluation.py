@@ -293,7 +293,6 @@ def check_can_publish(model: NamedModel) -> tuple[Path, WandbConfig, run_folder.
     identity = None if model.run is None else run_folder.read_identity(model.run)
     if model.run is None or identity is None or not isinstance(logger, WandbConfig):
         raise UserError(f"wandb is true, and {model.path} comes from no run with a W&B run (logger=wandb)")
-    monitors.check_mode(logger)
     run_folder.refuse_if_in_use(model.run)  # two processes would write to one W&B run
     return model.run.absolute(), logger, identity
 

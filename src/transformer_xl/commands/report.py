@@ -23,9 +23,8 @@ from transformer_xl.run_folder import Summary, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
 from transformer_xl.settings import plain, replace
 from transformer_xl.training import metrics
-from transformer_xl.training import wandb as monitors
 from transformer_xl.training.checkpoint import validation_is_due
-from transformer_xl.training.wandb import UPLOAD_WITH, optional
+from transformer_xl.training.wandb import UPLOAD_WITH, log_content, optional
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.04
@@ -244,8 +243,7 @@ def _print_end(run: Run, built: Built) -> None:
     if has_trained:
         with optional("the loss curve"):
             path = draw_losses(run.folder, built.corpus)
-            step, axis = built.trainer.global_step, metrics.STEP_AXIS
-            monitors.log_picture(built.trainer.loggers, key="loss_curve", step=step, path=path, axis=axis)
+            log_content(built.trainer.loggers, "loss_curve", built.trainer.global_step, path)
             print(f"\nLoss curve: {shown(path)}")
     _, _, upload = run.monitor.partition(UPLOAD_WITH)
     prompt = "" if built.corpus.text_bytes else " format=tokens prompt=0"

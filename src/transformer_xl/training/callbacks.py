@@ -25,7 +25,7 @@ from transformer_xl.errors import UserError, first_line
 from transformer_xl.registry import lookup, names
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
-from transformer_xl.training.wandb import log_text, optional
+from transformer_xl.training.wandb import log_content, optional
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_UNSEEN = 1.0
@@ -268,7 +268,7 @@ class Samples(Callback):
             text = self._sample(pl_module.model)
             self._folder.mkdir(exist_ok=True)
             (self._folder / f"step-{trainer.global_step}.txt").write_text(text, encoding="utf-8")
-            log_text(trainer.loggers, key=metrics.SAMPLES, step=trainer.global_step, text=text, axis=metrics.STEP_AXIS)
+            log_content(trainer.loggers, metrics.SAMPLES, trainer.global_step, text)
 
 
 def added_callbacks(settings: CallbacksConfig) -> list[Callback]:

@@ -8,10 +8,8 @@ import netrc
 import os
 import shlex
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -20,7 +18,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
-from transformer_xl.errors import Stopped, UserError, first_line
+from transformer_xl.errors import Stopped, first_line
 from transformer_xl.training import metrics
 
 UPLOAD_WITH = "upload with: "
@@ -28,12 +26,6 @@ UPLOAD_WITH = "upload with: "
 
 _STEPS_LOGGED_AGAIN = 5000
 """More than a run takes in the 15 seconds between two times that W&B writes or sends what it was given."""
-
-_MODES = {"online": "online", "offline": "offline", "disabled": "disabled", "run": "online", "dryrun": "offline"}
-
-
-_FOLDERS = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache", "WANDB_CONFIG_DIR": "config"}
-"""Where W&B would otherwise write below the user's home, which may be missing or read-only."""
 
 
 class Monitor(NamedTuple):
@@ -54,14 +46,7 @@ def optional(what: str) -> Iterator[None]:
         print(f"note     {what} failed, which does not matter to the run: {first_line(error)}", file=sys.stderr)
 
 
-def open_wandb(
-    config: WandbConfig,
-    *,
-    folder: Path,
-    name: str,
-    run_id: str,
-    settings: dict[str, Any],
-) -> Monitor:
+def open_wandb(config: WandbConfig, *, folder: Path, name: str, run_id: str, settings: dict[str, Any]) -> Monitor:
     """Open this run's one W&B run, with `settings` as its nested configuration.
 
     Args:
@@ -71,56 +56,61 @@ def open_wandb(
         run_id: W&B's id; the same id continues a run.
         settings: plain nested containers.
     """
-    for variable, below in _FOLDERS.items():
-        os.environ.setdefault(variable, str(folder / "wandb" / below))
-    mode, reason = _mode(config)
+    for kind in ("data", "cache", "config"):  # else below the user's home, which may be missing or read-only
+        os.environ.setdefault(f"WANDB_{kind.upper()}_DIR", str(folder / "wandb" / kind))
+    mode, reason = os.environ.get("WANDB_MODE", config.mode), "as chosen"
     try:
-        return _opened(config, mode, reason, folder=folder, name=name, run_id=run_id, settings=settings)
+        if mode == "auto":
+            mode, reason = ("online", "") if _has_key() else ("offline", "not logged in: see `wandb login`")
+        start: Any = partial(
+            wandb.init,
+            name=name,
+            dir=folder,
+            id=run_id,
+            resume="allow",
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            tags=config.tags,
+            config=settings,
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=config.timeout_seconds,
+                disable_git=True,
+                x_disable_meta=True,
+            ),
+        )
+        try:
+            run = start(mode=mode)
+        except wandb.errors.Error as error:
+            if mode != "online":
+                raise
+            wandb.teardown()
+            run, reason = start(mode="offline"), first_line(error)
+        run.define_metric(metrics.STEP_AXIS)
+        run.define_metric("*", step_metric=metrics.STEP_AXIS, step_sync=True)
+        logger = WandbLogger(experiment=run, save_dir=folder)
     except Stopped:
         raise
     except Exception as error:
         return Monitor(None, f"W&B: cannot be used ({first_line(error)})")
-
-
-def _opened(
-    config: WandbConfig, mode: str, reason: str, *, folder: Path, name: str, run_id: str, settings: dict[str, Any]
-) -> Monitor:
-    deadline = time.monotonic() + config.timeout_seconds
-    if mode == "online":
-        problem = _unreachable(timeout=config.timeout_seconds / 2)
-        if problem is None:
-            try:
-                logger = _open(config, "online", folder, name, run_id, settings, timeout=deadline - time.monotonic())
-                return Monitor(logger, f"W&B: {logger.experiment.url}")
-            except wandb.errors.Error as error:
-                problem = str(error).splitlines()[0]
-                wandb.teardown()
-        mode, reason = "offline", problem
-    logger = _open(config, mode, folder, name, run_id, settings, timeout=config.timeout_seconds)
-    if mode == "disabled":
+    if run.disabled:
         return Monitor(logger, "W&B: disabled")
-    return Monitor(logger, f"W&B: offline ({reason}); {UPLOAD_WITH}{_upload_command(folder)}")
+    if not run.offline:
+        return Monitor(logger, f"W&B: {run.url}")
+    # one call a file: in one call for all, a file that a killed process left incomplete keeps later ones from upload
+    below = shlex.quote(os.path.relpath(folder / "wandb"))
+    upload = f'for part in {below}/offline-run-*; do wandb sync "$part"; done'
+    return Monitor(logger, f"W&B: offline ({reason}); {UPLOAD_WITH}{upload}")
 
 
-def check_mode(config: WandbConfig) -> None:
-    """Refuse a mode that there is not, before any work.
-
-    Raises:
-        UserError: the environment's WANDB_MODE is none.
-    """
-    _mode(config)
-
-
-def _upload_command(folder: Path) -> str:
-    """Give the line that uploads all of a run's files in the order of its processes.
-
-    One call a file: in one call for all, a file that a killed process left incomplete keeps later ones from upload.
-    """
-    files = sorted((folder / "wandb").glob("offline-run-*"))  # named by their time
-    if len(files) == 1:
-        return f"wandb sync {shlex.quote(_relative(files[0]))}"
-    below = shlex.quote(_relative(folder / "wandb"))
-    return f'for part in {below}/offline-run-*; do wandb sync "$part"; done'
+def _has_key() -> bool:
+    host = urlsplit(str(wandb.setup().settings.base_url)).hostname or ""
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+        return bool(os.environ.get("WANDB_API_KEY") or netrc.netrc(path).authenticators(host))
+    return False
 
 
 def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None:
@@ -128,114 +118,30 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
 
     Args:
         loggers: of the run that goes on.
-        path: the run's `metrics.jsonl`, whole lines only, as `MetricsFile.cut_after` leaves it.
+        path: the run's `metrics.jsonl`, whole lines only, as `Recorder.cut` leaves it.
         after: last step of a process that closed its loggers, which lack nothing up to it.
         until: step of the checkpoint.
     """
-    if until <= after or not path.exists():
-        return
     steps: dict[int, dict[str, float]] = {}
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            if not after < entry["step"] <= until or entry["value"] is None:
-                continue
-            steps.setdefault(entry["step"], {metrics.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]
-            if len(steps) > _STEPS_LOGGED_AGAIN:
-                del steps[next(iter(steps))]
-    for step, values in steps.items():
+        for entry in map(json.loads, lines):
+            if after < entry["step"] <= until and entry["value"] is not None:
+                steps.setdefault(entry["step"], {metrics.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]
+    for step in sorted(steps)[-_STEPS_LOGGED_AGAIN:]:
         for logger in loggers:
-            logger.log_metrics(values, step=step)
+            logger.log_metrics(steps[step], step=step)
 
 
-def _open(
-    config: WandbConfig,
-    mode: str,
-    folder: Path,
-    name: str,
-    run_id: str,
-    settings: dict[str, Any],
-    *,
-    timeout: float,
-) -> WandbLogger:
-    run = wandb.init(
-        name=name,
-        dir=folder,
-        id=run_id,
-        resume="allow",
-        project=config.project,
-        entity=config.entity,
-        group=config.group,
-        tags=config.tags,
-        config=settings,
-        mode=mode,  # type: ignore[arg-type]
-        settings=wandb.Settings(
-            silent=True, console="off", init_timeout=max(1.0, timeout), disable_git=True, x_disable_meta=True
-        ),
-    )
-    run.define_metric(metrics.STEP_AXIS)
-    run.define_metric("*", step_metric=metrics.STEP_AXIS, step_sync=True)
-    return WandbLogger(experiment=run, save_dir=folder)
-
-
-def _mode(config: WandbConfig) -> tuple[str, str]:
-    chosen = os.environ.get("WANDB_MODE")
-    if chosen is not None:
-        if chosen not in _MODES:
-            raise UserError(f"the environment's WANDB_MODE is {chosen!r}, and must be one of {', '.join(_MODES)}")
-        return _MODES[chosen], f"WANDB_MODE={chosen}"
-    if config.mode != "auto":
-        return config.mode, f"logger.mode={config.mode}"
-    return ("online", "") if _has_key() else ("offline", "not logged in: see `wandb login`")
-
-
-def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
-    try:
-        return netrc.netrc(path).authenticators(urlsplit(_base_url()).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def _base_url() -> str:
-    return str(wandb.setup().settings.base_url)
-
-
-def _unreachable(*, timeout: float) -> str | None:
-    url = _base_url()
-    try:
-        urllib.request.urlopen(url, timeout=timeout).close()
-    except urllib.error.HTTPError:
-        return None  # it answered
-    except (OSError, ValueError):
-        return f"{url} did not answer within {timeout:g} s"
-    return None
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def log_text(loggers: list[Any], *, key: str, step: int, text: str, axis: str) -> None:
-    """Log a text to those loggers that take one."""
+def log_content(loggers: list[Any], key: str, step: int, content: str | Path) -> None:
+    """Log a text, or the picture in a file, to those loggers that are W&B's."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            with optional("W&B's table of samples"):
-                table = wandb.Table(columns=["step", "text"], data=[[step, text]])
-                logger.experiment.log({key: table, axis: step})
-
-
-def log_picture(loggers: list[Any], *, key: str, step: int, path: Path, axis: str) -> None:
-    """Log a picture to those loggers that take one."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            with optional("W&B's picture"):
-                logger.experiment.log({key: wandb.Image(str(path)), axis: step})
+            with optional(f"W&B's {key}"):
+                if isinstance(content, str):
+                    shown: Any = wandb.Table(columns=["step", "text"], data=[[step, content]])
+                else:
+                    shown = wandb.Image(str(content))
+                logger.experiment.log({key: shown, metrics.STEP_AXIS: step})
 
 
 def finish(exit_code: int) -> None:

@@ -21,7 +21,7 @@ from transformer_xl.model import embedding
 from transformer_xl.model.embedding import Clusters
 from transformer_xl.model.kernels import cross_entropy
 from transformer_xl.model.kernels import linear as onednn
-from transformer_xl.model.kernels.cross_entropy import Columns, Softmax, Table, softmax_losses
+from transformer_xl.model.kernels.cross_entropy import Softmax, Table, softmax_losses
 from transformer_xl.model.transformer import Transformer
 
 CUTOFFS: list[list[int]] = [[], [9], [4, 10, 21]]
@@ -239,8 +239,8 @@ class Softmaxes:
         return [self.table, self.bias, self.extra, self.extra_bias, *self.hidden]
 
     def losses(self) -> Tensor:
-        columns = [[Columns(0, slice(*edges))] for edges in pairwise(EDGES)]
-        columns[0].append(Columns(1, slice(0, 2)))
+        columns = [[(0, slice(*edges))] for edges in pairwise(EDGES)]
+        columns[0].append((1, slice(0, 2)))
         parts = zip(self.hidden, columns, self.targets, strict=True)
         tables = [Table(self.table, self.bias), Table(self.extra, self.extra_bias)]
         softmaxes = [Softmax(hidden, tuple(some), target) for hidden, some, target in parts]
@@ -303,7 +303,7 @@ def test_under_autocast_products_are_rounded_and_sums_are_not(at_once: int, monk
 @pytest.mark.parametrize("rows", [[5, 4, 3], [1, 0, 6]], ids=str)
 def test_products_made_some_outputs_at_a_time_give_the_same(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_WORTH_A_CALL", 1)
-    monkeypatch.setattr(onednn, "_OUTPUTS_AT_ONCE", 2)
+    monkeypatch.setattr(cross_entropy, "OUTPUTS_AT_ONCE", 2)
     softmaxes = Softmaxes(rows, dtype=torch.float32)
     losses, expected = softmaxes.losses(), softmaxes.expected()
     assert_equal_to(losses, expected.float(), within=1e-5)

@@ -199,21 +199,6 @@ def test_a_session_keeps_no_graph_and_outlives_inference_mode() -> None:
     assert_equal_to(torch.cat(actual, dim=1), expected.detach(), within=EXACT)
 
 
-@pytest.mark.parametrize("kind", TRANSFORMERS)
-def test_what_is_no_number_ends_with_a_lanes_reset(kind: str) -> None:
-    model = model_of(kind, tie_weights=False).requires_grad_(False)
-    model.embedding.weights[0][0] = torch.nan
-    tokens_BT = random_tokens(2, 9).clamp(min=1)
-    poisoned = tokens_BT.clone()
-    poisoned[:, 2] = 0
-    session = txl.stream(model, batch_size=2)
-    session.log_probs(poisoned)
-    session.reset([0])
-    log_probs_BTV = session.log_probs(tokens_BT)
-    assert log_probs_BTV[0].isfinite().all()
-    assert log_probs_BTV[1].isnan().any()
-
-
 def test_what_a_session_cannot_do_is_refused() -> None:
     model, tokens_BT = model_of("transformer_xl"), random_tokens(2, SEGMENT_LEN)
     session = txl.stream(model, batch_size=2)
@@ -225,8 +210,6 @@ def test_what_a_session_cannot_do_is_refused() -> None:
         txl.stream(model, batch_size=2, mem_len=0, same_length=True).log_probs(tokens_BT)
     with pytest.raises(ValueError, match="clamp_len is 3"):
         txl.stream(model_of("transformer_rope"), batch_size=2, clamp_len=3).log_probs(tokens_BT)
-    with pytest.raises(IndexError):
-        session.reset([2])
     model.train()
     with pytest.raises(ValueError, match=r"eval\(\)"):
         session.log_probs(tokens_BT)

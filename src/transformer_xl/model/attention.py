@@ -55,9 +55,8 @@ def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
         neighbours' values and must be hidden.
     """
     batch, heads, queries, columns = by_distance_BNTR.shape
-    keys = columns - 1
     flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
-    return flat.narrow(2, queries - 1, queries * keys).view(batch, heads, queries, keys)
+    return flat[:, :, queries - 1 : -1].view(batch, heads, queries, columns - 1)
 
 
 def attention_weights(score_BNTS: Tensor, mask: AttentionMask) -> Tensor:
@@ -105,12 +104,9 @@ MANY_KEYS, KEYS_ROUNDED_TO = 1024, 128
 
 
 class QueryBlock(NamedTuple):
-    """Neighbouring queries and what they see.
+    """Neighbouring queries, and the keys from the first to the last one that any of them sees in any lane.
 
-    Attributes:
-        queries: which ones, of T.
-        keys: from the first to the last one that any of them sees in any lane, of S; of many, some before the first.
-        hidden: parts of these keys that not all of them see, and where they do not, (B, queries, keys of the part).
+    Parts of these keys are not seen by all: `hidden` says where they are not, (B, queries, keys of the part).
     """
 
     queries: slice
@@ -120,11 +116,7 @@ class QueryBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which keys each query sees: itself always, never a later one.
-
-    Attributes:
-        visible_BTS: True where it does.
-    """
+    """Which keys each query sees (True): itself always, never a later one."""
 
     visible_BTS: Tensor
 
@@ -171,13 +163,8 @@ def attention_mask(
 ) -> AttentionMask:
     """Return for each query of the segment which keys of memory and segment it sees; itself always.
 
-    Args:
-        length_B: valid slots of each lane's memory, the newest ones.
-        slots: M, the memory's slots; the keys are these followed by the segment's T tokens.
-        segment_len: T.
-        mem_len: with `same_length`, a query sees the last `mem_len` keys, itself included.
-        same_length: whether that limit holds.
-        resets_BT: tokens that begin a document: nothing before them is seen from there on.
+    Of the memory's M = `slots` each lane may see the newest `length_B`, and nothing before a document's first token,
+    where `resets_BT` is True. With `same_length` a query sees the last `mem_len` keys, itself included.
     """
     key_S = torch.arange(slots + segment_len, device=length_B.device)
     distance_TS = key_S[slots:, None] - key_S[None, :]

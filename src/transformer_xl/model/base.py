@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transformer_xl.model.embedding import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from transformer_xl.model.memory import Memory
@@ -94,34 +95,22 @@ class LanguageModel(nn.Module, ABC):
 
     One's own is registered as `@register("model", KIND, config=SETTINGS)`, SETTINGS a `ModelConfig`, makes `layers` and
     a `softmax`, and defines `empty_memory` and `forward`.
-
-    Attributes:
-        config: what it was made from.
-        clusters: how the vocabulary is cut; one cluster where it is not.
-        mem_len: how long a memory `empty_memory` makes unless told otherwise.
-        clamp_len: distances above it count as it; None means no limit.
-        same_length: whether each query sees the same number of keys.
-        max_segment_len: the longest segment that the model can read; None: any.
-        relative: whether predictions depend on distances alone, not on a token's place within its segment.
-        attends: whether it looks at single tokens of its memory: longer memories and `same_length` then mean something.
-        compiles: whether `compiled_nll` takes it.
-        vocabulary: set by `load_model` where the source has one.
     """
 
     softmax: AdaptiveSoftmax
-    relative: bool = True
-    attends: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
-    vocabulary: Any = None
+    relative: bool = True  # predictions depend on distances alone, not on a token's place within its segment
+    attends: ClassVar[bool] = False  # to single tokens: longer memories and `same_length` then mean something
+    compiles: ClassVar[bool] = False  # `compiled_nll` takes it
+    vocabulary: Any = None  # set by `load_model` where the source has one
 
     def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.clusters = Clusters(config, vocab_size=vocab_size)
-        self.mem_len = config.mem_len
-        self.clamp_len = config.clamp_len
-        self.same_length = config.same_length
+        self.mem_len = config.mem_len  # of the memory that `empty_memory` makes unless told otherwise
+        self.clamp_len = config.clamp_len  # distances above it count as it; None: no limit
+        self.same_length = config.same_length  # whether each query sees the same number of keys
         self.max_segment_len = self.longest_segment(config)
         self.embedding = AdaptiveEmbedding(self.clusters)
 
@@ -250,6 +239,24 @@ class LanguageModel(nn.Module, ABC):
         twin = copy.copy(self)
         twin.clamp_len, twin.same_length = clamp_len, same_length
         return twin
+
+
+class VariationalDropout(nn.Module):
+    """Drops the same features at every position of a lane's segment (Gal and Ghahramani, 2016)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Drop features of (B, T, D)."""
+        mask_B1D = functional.dropout(hidden_BTD.new_ones(hidden_BTD[:, :1].shape), self.p, training=self.training)
+        return hidden_BTD * mask_B1D
+
+
+def make_dropout(config: ModelConfig) -> nn.Module:
+    """Make the dropout of hidden states (B, T, D)."""
+    return VariationalDropout(config.dropout) if config.variational_dropout else nn.Dropout(config.dropout)
 
 
 def make_model(config: ModelConfig, *, vocab_size: int) -> LanguageModel:

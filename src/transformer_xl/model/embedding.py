@@ -31,42 +31,28 @@ from transformer_xl.model_config import ModelConfig
 
 
 class Clusters:
-    """How the vocabulary of one model is cut; cutoffs at or above its size fall away.
-
-    Attributes:
-        edges: 0, the first token of each tail, and V.
-        sizes: how many tokens each cluster has.
-        tails: the clusters beyond the shortlist.
-        widths: width of each cluster's embedding.
-        d_model: D, to which embeddings are projected where `projected`.
-        projected: whether there are projections between embeddings and hidden states.
-        one_table: whether one matrix holds the embeddings of all clusters.
-        table_shapes: rows and width of each embedding matrix.
-        tied_projections: for each cluster, whether the softmax uses the embedding's projection.
-    """
+    """How the vocabulary of one model is cut; cutoffs at or above its size fall away."""
 
     def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
         cutoffs = kept_cutoffs(config, vocab_size=vocab_size)
         d_embed, tied = config.d_embed or config.d_model, config.tie_projs
         if not isinstance(tied, list):
             tied = [tied == "all", *[tied in ("all", "tails")] * len(config.cutoffs)]
-        self.edges = (0, *cutoffs, vocab_size)
+        self.edges = (0, *cutoffs, vocab_size)  # of tokens: the first one of each cluster, and V
         self.sizes = [stop - start for start, stop in pairwise(self.edges)]
-        self.tails = range(1, len(self.sizes))
+        self.tails = range(1, len(self.sizes))  # the clusters beyond the shortlist
         self.widths: list[int] = [d_embed // config.div_val**cluster for cluster in range(len(self.sizes))]
         self.d_model = config.d_model
-        self.projected = config.div_val > 1 or d_embed != config.d_model
-        self.one_table = config.div_val == 1
+        self.projected = config.div_val > 1 or d_embed != config.d_model  # between embeddings and hidden states
+        self.one_table = config.div_val == 1  # which holds the embeddings of all clusters
         tables = [(vocab_size, d_embed)] if self.one_table else zip(self.sizes, self.widths, strict=True)
-        self.table_shapes = list(tables)
-        self.tied_projections = tied[: len(self.sizes)]
+        self.table_shapes = list(tables)  # rows and width of each embedding matrix
+        self.tied_projections = tied[: len(self.sizes)]  # whether a cluster's softmax uses the embedding's
 
     def flops(self, *, tokens: int, shares: Sequence[float]) -> int:
         """Count the operations of projecting embeddings, and of the softmax over the clusters that tokens visit.
 
-        Args:
-            tokens: how many are read and predicted.
-            shares: of each cluster among them, together 1.
+        So many tokens are read and predicted; `shares` of each cluster among them are together 1.
         """
         counts = [round(tokens * share) for share in shares]
         rows = [self.sizes[0] + len(self.tails), *self.sizes[1:]]
@@ -222,9 +208,9 @@ class AdaptiveSoftmax(nn.Module):
 
     def _columns(self, number: int) -> tuple[Columns, ...]:
         if self.clusters.one_table:
-            own = Columns(0, slice(self.clusters.edges[number], self.clusters.edges[number + 1]))
+            own = 0, slice(self.clusters.edges[number], self.clusters.edges[number + 1])
         else:
-            own = Columns(number, slice(0, self.clusters.sizes[number]))
+            own = number, slice(0, self.clusters.sizes[number])
         if number > 0 or not self.clusters.tails:
             return (own,)
-        return own, Columns(len(self.biases), slice(0, len(self.clusters.tails)))  # the tails as wholes
+        return own, (len(self.biases), slice(0, len(self.clusters.tails)))  # the tails as wholes

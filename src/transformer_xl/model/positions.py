@@ -9,8 +9,8 @@ H head width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -32,18 +32,10 @@ from transformer_xl.registry import register
 from transformer_xl.settings import Width
 
 if TYPE_CHECKING:
-    from transformer_xl.model.layers import SelfAttention
+    from transformer_xl.model.transformer import SelfAttention
 
 Encoding = Mapping[str, Tensor]
 """What attention needs to know of the positions of a segment's keys, by name."""
-
-
-class Compared(NamedTuple):
-    """What scores are made of, as every kernel takes it; see `plain_attention`."""
-
-    query_BTNH: Tensor
-    key_BSNH: Tensor
-    distances: Distances | None = None
 
 
 class PositionEncoding(nn.Module):
@@ -51,18 +43,12 @@ class PositionEncoding(nn.Module):
 
     Parameters of an encoding itself become the model's, and are saved by their names there (`content_bias`); those of
     its modules are saved below `position`. What each attention has of its own is made in `add_to`.
-
-    Attributes:
-        relative: whether predictions depend on distances alone, not on a token's place within its segment.
-        clamps: whether distances above `clamp_len` count as it.
-        has_biases: whether it has a u and v, which `untie_r` gives to each layer.
-        scored: matrix products of every query with its keys: q·k, p·v, and q·r where a score knows the distance.
     """
 
-    relative: ClassVar[bool] = True
-    clamps: ClassVar[bool] = False
-    has_biases: ClassVar[bool] = False
-    scored: ClassVar[int] = 2
+    relative: ClassVar[bool] = True  # predictions depend on distances alone, not on a token's place within its segment
+    clamps: ClassVar[bool] = False  # distances above `clamp_len` count as it
+    has_biases: ClassVar[bool] = False  # it has a u and v, which `untie_r` gives to each layer
+    scored: ClassVar[int] = 2  # matrix products of queries with keys: q·k, p·v, and q·r where a score knows distances
 
     def __init__(self, settings: Any, config: TransformerConfig) -> None:
         """Make what all layers share, from the encoding's own settings and the model's."""
@@ -81,12 +67,8 @@ class PositionEncoding(nn.Module):
         kind = config.position.kind
         if config.untie_r and not cls.has_biases:
             yield f"untie_r is true, and must be false with model.position {kind}, which has no u and v"
-        if config.attention not in ("auto", "plain") and not cls._takes_kernels():
+        if config.attention not in ("auto", "plain") and cls.scores is not PositionEncoding.scores:
             yield f"attention is {config.attention!r}, and must be auto or plain with position {kind}"
-
-    @classmethod
-    def _takes_kernels(cls) -> bool:
-        return cls.scores is PositionEncoding.scores
 
     def add_to(self, attention: SelfAttention) -> None:
         """Add the parameters that each attention has of its own, before its output projection."""
@@ -100,12 +82,9 @@ class PositionEncoding(nn.Module):
         return hidden_BTD
 
     def encode(self, *, keys: int, clamp_len: int | None, like: Tensor) -> Encoding:
-        """Return what is computed once for a segment, whatever the layer.
+        """Return what is computed once for a segment and its S keys, whatever the layer, on the device of `like`.
 
-        Args:
-            keys: S; the last of them are the segment's tokens.
-            clamp_len: distances above it count as it; None: no limit.
-            like: a tensor of the device and dtype to use.
+        Distances above `clamp_len` count as it; None: no limit.
         """
         return {}
 
@@ -117,15 +96,14 @@ class PositionEncoding(nn.Module):
         """Return a layer's encoding for fewer keys than it was made for, as views; None: it must be made anew."""
         return None if encoding else encoding
 
-    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
+    def compared(
+        self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding
+    ) -> tuple[Tensor, Tensor, Distances | None]:
         """Return queries and keys as they are compared, and what scores know of distances."""
-        return Compared(query_BTNH, key_BSNH)
+        return query_BTNH, key_BSNH, None
 
     def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:
-        """Return scores (B, N, T, S) as the equation reads; what is masked may be anything.
-
-        An encoding that overrides this, and not `compared`, has no kernels.
-        """
+        """Return scores (B, N, T, S) as the equation reads, masked ones too; overriding it means to have no kernels."""
         return attention_scores(*self.compared(query_BTNH, key_BSNH, encoding))
 
     def attend(
@@ -139,7 +117,7 @@ class PositionEncoding(nn.Module):
         dropout: float,
     ) -> Tensor:
         """Return what queries attend to, (B, T, N, H), by `scores` or a kernel that computes the same."""
-        if not self._takes_kernels():
+        if type(self).scores is not PositionEncoding.scores:
             weight_BNTS = attention_weights(self.scores(query_BTNH, key_BSNH, encoding), mask)
             return weighted_values(weight_BNTS, value_BSNH, dropout=dropout)
         query_BTNH, key_BSNH, distances = self.compared(query_BTNH, key_BSNH, encoding)
@@ -159,15 +137,9 @@ class PositionEncoding(nn.Module):
 
 
 def sinusoids(distance_S: Tensor, *, d_model: int, dtype: torch.dtype) -> Tensor:
-    """Encode distances: half sines, half cosines, wavelengths from 2 pi to 10000 * 2 pi.
+    """Encode distances (S, D), D even: half sines, half cosines, wavelengths from 2 pi to 10000 * 2 pi.
 
-    Args:
-        distance_S: distances in tokens.
-        d_model: D, even.
-        dtype: of the result; the arithmetic is at least float32, in which distances are exact.
-
-    Returns:
-        (S, D).
+    The arithmetic is at least float32, in which distances are exact; `dtype` is that of the result.
     """
     precise = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, d_model, 2, device=distance_S.device, dtype=precise) / d_model
@@ -224,8 +196,10 @@ class RelativeEncoding(PositionEncoding):
             position_RNH = _dense_by_head(position_RNH)
         return {**encoding, "position_RNH": position_RNH}
 
-    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
-        return Compared(query_BTNH, key_BSNH, Distances(**encoding))
+    def compared(
+        self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding
+    ) -> tuple[Tensor, Tensor, Distances | None]:
+        return query_BTNH, key_BSNH, Distances(**encoding)
 
 
 def _dense_by_head(position_RNH: Tensor) -> Tensor:
@@ -349,20 +323,20 @@ class RotaryEncoding(PositionEncoding):
         width = self.config.d_head
         exponent = torch.arange(0, width, 2, device=like.device, dtype=precise) / width
         slot_S = torch.arange(keys, device=like.device, dtype=precise)
-        angle_SH = torch.outer(slot_S, self.settings.rope_base**-exponent).repeat(1, 2)
-        return {"cos_SH": angle_SH.cos(), "sin_SH": angle_SH.sin()}
+        angle_S1H = torch.outer(slot_S, self.settings.rope_base**-exponent).repeat(1, 2)[:, None]
+        return {"cos_S1H": angle_S1H.cos(), "sin_S1H": angle_S1H.sin()}
 
     def newest(self, encoding: Encoding, *, keys: int) -> Encoding:
         """Return the angles of the slots 0 ... keys-1: only their distances matter."""
-        return {name: angle_SH[:keys] for name, angle_SH in encoding.items()}
+        return {name: angle_S1H[:keys] for name, angle_S1H in encoding.items()}
 
-    def compared(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Compared:
-        cos_SH, sin_SH = encoding["cos_SH"], encoding["sin_SH"]
+    def compared(
+        self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding
+    ) -> tuple[Tensor, Tensor, Distances | None]:
+        cos_S1H, sin_S1H = encoding["cos_S1H"], encoding["sin_S1H"]
+        turn: Callable[..., Tensor] = _Rotary.apply
         queries = query_BTNH.shape[1]
-        return Compared(
-            _Rotary.apply(query_BTNH, cos_SH[-queries:, None], sin_SH[-queries:, None]),  # type: ignore[no-untyped-call]
-            _Rotary.apply(key_BSNH, cos_SH[:, None], sin_SH[:, None]),  # type: ignore[no-untyped-call]
-        )
+        return turn(query_BTNH, cos_S1H[-queries:], sin_S1H[-queries:]), turn(key_BSNH, cos_S1H, sin_S1H), None
 
 
 class _Rotary(torch.autograd.Function):

@@ -13,9 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.base import Flops, LanguageModel, ModelOutput, check_lanes, of_kind
+from transformer_xl.model.base import Flops, LanguageModel, ModelOutput, check_lanes, make_dropout, of_kind
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.layers import make_dropout
 from transformer_xl.model.memory import Memory, StateMemory
 from transformer_xl.model_config import RecurrentConfig
 from transformer_xl.registry import register

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.kernels.linear import prepack
-from transformer_xl.model.memory import HiddenMemory, Memory, beyond, length_after
+from transformer_xl.model.memory import HiddenMemory, Memory, length_after
 from transformer_xl.model.positions import Encoding
 from transformer_xl.model.transformer import Transformer
 
@@ -66,7 +66,7 @@ class Stream:
         self.batch_size = batch_size
         self.mem_len = mem_len
         self._model = model
-        self._memory: Memory = model.empty_memory(batch_size, mem_len)
+        self.start_from(model.empty_memory(batch_size, mem_len))
 
     @torch.no_grad()
     def log_probs(self, tokens_BT: Tensor, resets_BT: Tensor | None = None) -> Tensor:
@@ -86,20 +86,17 @@ class Stream:
         """Read the next tokens, and return losses (B, T) in nats, 0 where the target is -100."""
         return self._model.softmax.nll(self._hidden(tokens_BT, resets_BT), targets_BT)
 
-    @torch.no_grad()
-    def reset(self, lanes: Sequence[int] | slice | None = None) -> None:
-        """Forget what lanes have read, named by numbers or a slice; None: all."""
-        every = range(self.batch_size)
-        self._forget(every[lanes or slice(None)] if lanes is None or isinstance(lanes, slice) else lanes)
-
-    def _forget(self, lanes: Sequence[int]) -> None:
-        empty, memory = self._model.empty_memory(1, self.mem_len), self._memory
-        kept = [empty if lane in lanes else memory.lanes(slice(lane, lane + 1)) for lane in range(self.batch_size)]
-        self._memory = type(memory).join(kept)
+    def reset(self, lanes: Sequence[int] | None = None) -> None:
+        """Forget what lanes have read, named by their numbers; None: all."""
+        self._forgotten += range(self.batch_size) if lanes is None else lanes
 
     @torch.no_grad()
     def start_from(self, memory: Memory) -> None:
         """Take what lanes have read from a memory of the model's own, in place of all that they read here."""
+        self._forgotten: list[int] = []
+        self._remember(memory)
+
+    def _remember(self, memory: Memory) -> None:
         self._memory = memory
 
     def _hidden(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
@@ -107,6 +104,10 @@ class Stream:
         # the layers' own flag: models that share them, see `with_context`, each have one of their own besides
         if any(module.training for module in self._model.children()):
             raise ValueError("a session needs weights that stay as they are: call eval() on the model first")
+        if self._forgotten:
+            resets_BT = torch.zeros_like(tokens_BT, dtype=torch.bool) if resets_BT is None else resets_BT.clone()
+            resets_BT[self._forgotten, 0] = True
+            self._forgotten = []
         return self._read(tokens_BT, resets_BT)
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
@@ -127,18 +128,15 @@ class KeyValueStream(Stream):
         self._encoded = 0
         self._newest_L: Sequence[Encoding] = ()  # of `_keys` keys
         self._keys = 0
-        self.start_from(self._memory)
 
-    @torch.no_grad()
-    def start_from(self, memory: Memory) -> None:
-        memory = of_kind(HiddenMemory, memory).zeroed()
+    def _remember(self, memory: Memory) -> None:
+        memory = of_kind(HiddenMemory, memory)
         self._slots = min(memory.slots, self.mem_len)
         self._length_B = memory.length_B.clamp(max=self.mem_len)
         self._caches = [KVCache() for _ in self._model.layers]
         if self._slots:
             for cache, layer, hidden_BMD in zip(self._caches, self._model.layers, memory.hidden_LBMD, strict=True):
                 cache.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
-        self._zero_forgotten()
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         segment_len = tokens_BT.shape[1]
@@ -169,19 +167,6 @@ class KeyValueStream(Stream):
             self._newest_L = kept if len(kept) == len(newest) else self._model.encodings(keys=keys, like=like)
             self._keys = keys
         return self._newest_L
-
-    def _forget(self, lanes: Sequence[int]) -> None:
-        self._length_B = self._length_B.clone()
-        for lane in lanes:
-            self._length_B[lane].zero_()  # one by one, so that no list of numbers need go to the device
-        self._zero_forgotten()
-
-    def _zero_forgotten(self) -> None:
-        # what lanes may not look at: weight 0 times an infinity or NaN would still spoil the sum
-        if self._slots:
-            beyond_BM1 = beyond(self._length_B, slots=self._slots)
-            for cache in self._caches:
-                cache.newest(self._slots).masked_fill_(beyond_BM1, 0)
 
 
 def stream(

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from transformer_xl.model.kernels.linear import use_onednn, write_tall_product, write_wide_linear
+from transformer_xl.model.kernels.linear import onednn_linear, rows_to_add, use_onednn
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -28,6 +29,9 @@ LOGITS_AT_ONCE = 1 << 28
 COLUMNS_AT_ONCE = 8192
 """Columns of which a CPU makes copies of another type at a time."""
 
+OUTPUTS_AT_ONCE = 2048
+"""Outputs of a product that are made before they are copied to where they belong: so few that a cache holds them."""
+
 
 class Table(NamedTuple):
     """Rows that softmaxes take their columns from."""
@@ -36,11 +40,8 @@ class Table(NamedTuple):
     bias_V: Tensor
 
 
-class Columns(NamedTuple):
-    """Neighbouring rows of a table as columns of a softmax; no row is a column of two softmaxes, nor twice of one."""
-
-    table: int
-    rows: slice
+Columns = tuple[int, slice]
+"""Neighbouring rows of a table, by its number; no row is a column of two softmaxes, nor twice of one."""
 
 
 class Softmax(NamedTuple):
@@ -59,12 +60,6 @@ def softmax_losses(softmaxes: Sequence[Softmax], tables: Sequence[Table]) -> tup
     return losses
 
 
-class _Piece(NamedTuple):
-    table: Table
-    rows: slice  # of the table
-    place: slice  # among a softmax's columns
-
-
 class _Linear(NamedTuple):
     """The linear layer below a softmax; the gradients of one have the same shape."""
 
@@ -74,16 +69,17 @@ class _Linear(NamedTuple):
 
     def parts(self) -> Iterator[slice]:  # rows that have not too many logits
         rows = len(self.hidden_RD)
-        rows_at_once = max(1, LOGITS_AT_ONCE // sum(part.rows.stop - part.rows.start for part in self.columns))
+        rows_at_once = max(1, LOGITS_AT_ONCE // sum(some.stop - some.start for _, some in self.columns))
         for start in range(0, max(rows, 1), rows_at_once):
             yield slice(start, min(start + rows_at_once, rows))
 
     def logits(self, part: slice, dtype: torch.dtype) -> Tensor:
         # (r, C) of some rows, of products in `dtype`, at least float32
         hidden_rD = self.hidden_RD[part].to(dtype)
-        pieces = list(self._pieces(dtype))
-        logits_rC = hidden_rD.new_empty(len(hidden_rD), pieces[-1].place.stop, dtype=_precise(dtype))
-        for table, rows, place in pieces:
+        columns = sum(rows.stop - rows.start for _, rows in self.columns)
+        logits_rC = hidden_rD.new_empty(len(hidden_rD), columns, dtype=_precise(dtype))
+        for number, rows, place in self._pieces(dtype):
+            table = self.tables[number]
             table_cD, bias_c = table.weight_VD[rows].to(dtype), table.bias_V[rows].to(dtype)
             _write_linear(logits_rC[:, place], hidden_rD, table_cD, bias_c)
         return logits_rC
@@ -92,8 +88,9 @@ class _Linear(NamedTuple):
         # what some rows' logits pass on; to tables and biases the first part writes, and others add
         hidden_rD, to_hidden_rD = self.hidden_RD[part].to(dtype), to.hidden_RD[part]
         sum_rD = to_hidden_rD.to(_precise(dtype))
-        for (table, rows, place), (to_table, _, _) in zip(self._pieces(dtype), to._pieces(dtype), strict=True):
-            grad_rc, table_cD = grad_rC[:, place].to(dtype), table.weight_VD[rows].to(dtype)
+        for number, rows, place in self._pieces(dtype):
+            to_table = to.tables[number]
+            grad_rc, table_cD = grad_rC[:, place].to(dtype), self.tables[number].weight_VD[rows].to(dtype)
             _write_product(sum_rD, grad_rc, table_cD, adds=place.start > 0)
             _write_product(to_table.weight_VD[rows], grad_rc.t(), hidden_rD, adds=part.start > 0)
             bias_c = grad_rc.sum(dim=0)
@@ -101,17 +98,18 @@ class _Linear(NamedTuple):
         if sum_rD is not to_hidden_rD:
             to_hidden_rD.copy_(sum_rD)
 
-    def _pieces(self, dtype: torch.dtype) -> Iterator[_Piece]:
-        # cut where they are rounded to another type on a CPU, whose cache is to hold the copies
+    def _pieces(self, dtype: torch.dtype) -> Iterator[tuple[int, slice, slice]]:
+        # a table's number and rows, and their place among the softmax's columns; cut where they are rounded to another
+        # type on a CPU, whose cache is to hold the copies
         stop = 0
         for number, rows in self.columns:
-            table = self.tables[number]
-            is_cut = table.weight_VD.dtype != dtype and table.weight_VD.device.type == "cpu"
+            weight_VD = self.tables[number].weight_VD
+            is_cut = weight_VD.dtype != dtype and weight_VD.device.type == "cpu"
             at_once = COLUMNS_AT_ONCE if is_cut else rows.stop - rows.start
             for first in range(rows.start, rows.stop, at_once):
                 some = slice(first, min(first + at_once, rows.stop))
                 start, stop = stop, stop + some.stop - some.start
-                yield _Piece(table, some, slice(start, stop))
+                yield number, some, slice(start, stop)
 
 
 def _linears(columns: Sequence[tuple[Columns, ...]], tensors: Sequence[Tensor]) -> list[_Linear]:
@@ -185,9 +183,16 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _some_at_a_time(outputs: int) -> Iterator[slice]:
+    return (slice(start, start + OUTPUTS_AT_ONCE) for start in range(0, outputs, OUTPUTS_AT_ONCE))
+
+
 def _write_linear(target_rc: Tensor, hidden_rD: Tensor, table_cD: Tensor, bias_c: Tensor) -> None:
     if use_onednn(hidden_rD, table_cD):
-        write_wide_linear(target_rc, hidden_rD, table_cD, bias_c)
+        rows = len(hidden_rD)
+        hidden_rD = functional.pad(hidden_rD, (0, 0, 0, rows_to_add(rows)))
+        for some in _some_at_a_time(len(table_cD)):
+            target_rc[:, some] = onednn_linear(hidden_rD, table_cD[some], bias_c[some])[:rows]
     elif target_rc.is_contiguous() and target_rc.dtype == hidden_rD.dtype:
         torch.addmm(bias_c, hidden_rD, table_cD.t(), out=target_rc)
     else:
@@ -198,7 +203,9 @@ def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -
     if adds:
         target += left @ right
     elif target.dtype == left.dtype and len(left) > len(right) and use_onednn(left, right.t()):
-        write_tall_product(target, left, right)
+        right_IR = right.t()
+        for some in _some_at_a_time(len(target)):
+            target[some] = onednn_linear(left[some], right_IR)
     elif target.dtype == left.dtype:
         torch.mm(left, right, out=target)
     else:

@@ -34,9 +34,6 @@ _WORTH_A_LAYOUT = 1 << 18
 _FEW_ROWS = 512
 """Rows (R) below which the layout of a weight makes a difference."""
 
-_OUTPUTS_AT_ONCE = 2048
-"""Outputs of a product that are made before they are copied to where they belong: so few that a cache holds them."""
-
 _ROWS_ROUNDED_TO = 16
 
 _PIECES = 8
@@ -58,23 +55,6 @@ def onednn_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = N
     # an input that does not lie row behind row would be read a number at a time
     output_RO: Tensor = _LINEAR(input_RI.contiguous(), weight_OI, bias_O, "none", [], "")
     return output_RO
-
-
-def write_wide_linear(target_RO: Tensor, input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> None:
-    """Write what `onednn_linear` returns for many outputs, some at a time, whose weights a cache can hold."""
-    rows = len(input_RI)
-    input_RI = functional.pad(input_RI, (0, 0, 0, rows_to_add(rows)))
-    for start in range(0, len(weight_OI), _OUTPUTS_AT_ONCE):
-        some = slice(start, start + _OUTPUTS_AT_ONCE)
-        target_RO[:, some] = onednn_linear(input_RI, weight_OI[some], bias_O[some])[:rows]
-
-
-def write_tall_product(target_OI: Tensor, left_OR: Tensor, right_RI: Tensor) -> None:
-    """Write the product of two matrices into a third with many rows, some at a time."""
-    right_IR = right_RI.t()
-    for start in range(0, len(target_OI), _OUTPUTS_AT_ONCE):
-        some = slice(start, start + _OUTPUTS_AT_ONCE)
-        target_OI[some] = onednn_linear(left_OR[some], right_IR)
 
 
 def rows_to_add(rows: int) -> int:

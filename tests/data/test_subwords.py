@@ -24,8 +24,7 @@ from tests.data.tokenizers_of_others import (
     like_llama_2,
 )
 from tests.interop.hub_server import HubServer, hub_on_this_machine
-from transformer_xl.data import subwords
-from transformer_xl.data.subwords import SubwordTokenizer, in_parts, last_border, load_pretrained
+from transformer_xl.data.subwords import SubwordTokenizer, last_border, load_pretrained
 from transformer_xl.data.tokenizer import EOD, LearnSettings, Part, tokenizer_from_json
 from transformer_xl.errors import UserError
 
@@ -61,12 +60,6 @@ def test_any_text_comes_back(kind: str) -> None:
         assert found.text_bytes == len(text.encode())
 
 
-@given(st.lists(TEXTS, max_size=5))
-def test_several_texts_at_once_are_those_texts(texts: list[str]) -> None:
-    found = KINDS["gpt2"].encode_parts([Part(text.encode()) for text in texts])
-    assert [part.ids.tolist() for part in found] == [KINDS["gpt2"].encode(text).tolist() for text in texts]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=200)
 @given(text=TEXTS, missing=st.integers(0, 3))
@@ -86,15 +79,6 @@ def test_the_last_border_is_behind_a_letter_that_white_space_follows(text: str, 
     assert last_border(data) == len(whole[: places[-1] if places else 0].encode())
 
 
-@given(BORDERS, st.integers(1, 20))
-def test_parts_are_the_text_and_no_longer_than_they_must_be(text: str, size: int) -> None:
-    parts = list(in_parts(text.encode(), last_border, size=size))
-    assert b"".join(parts) == text.encode()
-    for part in parts[:-1]:
-        assert part.decode()[-1].isalnum()
-        assert len(part) <= size or not last_border(part[:size])
-
-
 def test_tokenizers_that_look_across_every_cut_have_none() -> None:
     text = b"one two three\nfour"
     across, across_stop = byte_level(SPLITTING["gpt2"]), byte_level(SPLITTING["gpt2"])
@@ -109,16 +93,6 @@ def test_tokenizers_that_look_across_every_cut_have_none() -> None:
     blanks = byte_level(SPLITTING["gpt2"])
     blanks.add_tokens([AddedToken("   ", special=False), AddedToken("two three", special=True)])
     assert tokenizer_of(blanks).split_point(text) == len("one two three")
-
-
-@pytest.mark.parametrize("tokenizer", [byte_level(SPLITTING["cl100k"]), like_llama_2()], ids=["cut", "whole"])
-def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "The cat's 12 hats, it's\n\n\n  he said: 'No.' \u4ed6\u8bf4\u3002" * 20
-    whole = tokenizer.encode(text, add_special_tokens=False).ids
-    for size in (1, 7, 100):
-        monkeypatch.setattr(subwords, "_PART_BYTES", size)
-        found = tokenizer_of(tokenizer).encode_parts([Part(one.encode()) for one in (text, "", text)])
-        assert [part.ids.tolist() for part in found] == [whole, [], whole]
 
 
 def test_nothing_is_put_around_a_text_and_nothing_cut_off() -> None:

@@ -146,6 +146,7 @@ class ListedTokenizer(Tokenizer):
         self.id_of_symbol = {symbol: number for number, symbol in enumerate(symbols)}
         self.end_of_document = self.start = self.id_of_symbol.get(EOD)
         self.unknown = self.id_of_symbol.get(self.unk)
+        self._bytes_of_id = np.array([len(symbol.encode("utf-8", "replace")) for symbol in symbols], np.int64)
 
     @classmethod
     @abstractmethod
@@ -176,6 +177,9 @@ class ListedTokenizer(Tokenizer):
     def to_json(self) -> dict[str, object]:
         options = {name: value for name, value in self.options.items() if value != self.defaults[name]}
         return {"format": FORMAT, "kind": self.kind, "symbols": list(self.symbols)} | options
+
+    def text_bytes(self, ids: NDArray[np.int64]) -> int:
+        return int(self._bytes_of_id[ids].sum())
 
     def symbol(self, number: int) -> str:
         return readable(self.symbols[number])
@@ -223,13 +227,6 @@ class CharTokenizer(ListedTokenizer):
         return after_blank(data) if self.options["lower_case"] else character_border(data)
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        return self._encoded(text).ids
-
-    def encode_part(self, part: Part) -> Encoded:
-        found = self._encoded(self.text_of_bytes(part.data))
-        return found._replace(text_bytes=min(found.text_bytes, len(part.data)))
-
-    def _encoded(self, text: str) -> Encoded:
         codes = _codes(text.lower() if self.options["lower_case"] else text)
         ids = self._id_of_code.take(codes, mode="clip")
         missing = ids == _LACKING
@@ -240,9 +237,7 @@ class CharTokenizer(ListedTokenizer):
                 before = codes[:place].tobytes().decode("utf-32-le", errors="replace")
                 raise EncodeError(_lacks(symbol, self, "characters"), len(before.encode()))
             ids[missing] = self.unknown
-            codes = codes[~missing]
-        widths = len(codes) + sum(int((codes > last).sum()) for last in (0x7F, 0x7FF, 0xFFFF))
-        return Encoded(ids, unknown=len(ids) - len(codes), text_bytes=widths)
+        return ids
 
     def decode(self, ids: ArrayLike) -> str:
         return "".join(map(self.symbols.__getitem__, np.asarray(ids).tolist()))

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from transformer_xl import registry
-from transformer_xl.data.download import HubTables, WebFile, fetch_first
+from transformer_xl import hub, registry
 from transformer_xl.data.files import Cut, Source, Sources, as_named, describe, divide, list_files, walk
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
 from transformer_xl.errors import UserError, first_line, locked
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_TIMEOUTS_S = (10.0, 60.0)
+"""To connect, and without a byte."""
+_BLOCK_BYTES = 1 << 16
+_SECONDS_BETWEEN_LINES = 10.0
+_HEADERS = {
+    # some mirrors turn away whatever calls itself Python
+    "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/125.0 Safari/537.36",
+    "Accept-Encoding": "identity",
+}
 _WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt'"
 
 
@@ -52,6 +64,72 @@ def stdlib_sources(config: StdlibConfig, *, announce: Callable[[str], None]) -> 
 
 
 # --- the paper's corpora ---
+
+
+class WebFile(NamedTuple):
+    """A text file or an archive of text files at an address, with its SHA-256."""
+
+    address: str
+    sha256: str
+
+    def fetch(self, folder: Path, announce: Callable[[str], None]) -> None:
+        """Write the text files into a folder; `announce` gets a line at the beginning and every ten seconds.
+
+        Raises:
+            OSError: the address does not answer, or breaks off.
+            UserError: it gives another file than the published one.
+        """
+        import requests
+
+        path, digest = folder / self.address.rpartition("/")[2], hashlib.sha256()
+        with requests.get(self.address, headers=_HEADERS, stream=True, timeout=_TIMEOUTS_S) as response:
+            response.raise_for_status()
+            total, said = int(response.headers.get("Content-Length", 0)) / 1e6, time.monotonic()
+            announce(f"data: fetching {self.address} ({total:,.1f} MB)")
+            with path.open("wb") as target:
+                for block in response.iter_content(_BLOCK_BYTES):
+                    target.write(block)
+                    digest.update(block)
+                    if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                        said = time.monotonic()
+                        announce(f"data: {path.name}: {target.tell() / 1e6:,.1f} of {total:,.1f} MB")
+        if digest.hexdigest() != self.sha256:
+            raise UserError(f"its SHA-256 is {digest.hexdigest()}, and must be {self.sha256}")
+        if path.suffix in (".zip", ".gz", ".tgz"):
+            filters = {} if path.suffix == ".zip" else {"filter": "data"}
+            shutil.unpack_archive(path, folder, **filters)  # type: ignore[arg-type]
+            path.unlink()
+
+
+class HubTables(NamedTuple):
+    """The Parquet files of one folder of a dataset on the Hub, whose rows are lines of a text.
+
+    Attributes:
+        address: `owner/name@revision`.
+        folder: in it are `train*`, `validation*` and `test*`.
+        column: that holds the text.
+        file: the text file, `{}` in it standing for `train`, `valid` or `test`.
+        line_end: what ends a row that does not end with it.
+    """
+
+    address: str
+    folder: str
+    column: str
+    file: str
+    line_end: str = "\n"
+
+    def fetch(self, folder: Path, announce: Callable[[str], None]) -> None:
+        """Write the text files into a folder; `UserError` where the Hub does not give them."""
+        from pyarrow import parquet
+
+        announce(f"data: fetching {self.folder} of {self.address} from the Hugging Face Hub")
+        tables = hub.fetch(self.address, [f"{self.folder}/*.parquet"], kind="dataset") / self.folder
+        for split, named in (("train", "train"), ("validation", "valid"), ("test", "test")):
+            paths = sorted([*tables.glob(f"{split}*.parquet"), *tables.glob(f"{split}/*.parquet")])
+            with (folder / self.file.format(named)).open("a", encoding="utf-8", newline="") as target:
+                for batch in chain.from_iterable(parquet.ParquetFile(path).iter_batches() for path in paths):
+                    rows = batch.column(self.column).to_pylist()
+                    target.writelines(row.removesuffix(self.line_end) + self.line_end for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +174,30 @@ class Published:
                 return kept
         return []
 
-
-def _split_files(name: str, splits: Sequence[str] = SPLITS) -> dict[str, str]:
-    return {split: name.format(of) for split, of in zip(splits, SPLITS, strict=True)}
+    def fetch(self, folder: Path, announce: Callable[[str], None]) -> None:
+        """Put what a folder lacks into it, from the first address that gives it; the others are announced."""
+        # the list of words first: with the text alone a later run would find nothing amiss, and count its own
+        words = (self.words,) if self.words and not self.paths(folder, _LM1B_WORDS) else ()
+        for sources in (words, self.addresses if self.missing(folder) else ()):
+            for source in sources:
+                part = folder / "part"
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir()
+                try:
+                    source.fetch(part, announce)
+                except Exception as error:  # whatever the clients of the Web, of the Hub and of archives raise
+                    announce(f"data: {source.address} fails: {first_line(error)}")
+                    continue
+                for found in part.iterdir():
+                    shutil.rmtree(folder / found.name, ignore_errors=True)
+                    found.replace(folder / found.name)
+                break
+        shutil.rmtree(folder / "part", ignore_errors=True)
 
 
 # The checksums of all archives and of lm1b's vocabulary are those in github.com/quantapix/qnarre,
 # qnarre/feeds/data/{wikitext,enwik8,text8,penn,1b_word}.py. Other public repositories state the same ones: of lm1b's
 # archive tensorflow/datasets (tensorflow_datasets/url_checksums/lm1b.txt).
-_HUB_SPLITS = ("train", "validation", "test")
 _WIKITEXT = "Salesforce/wikitext@b08601e04326c79dfdd32d625aee71d232d685c3"
 _ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 _ENWIK_COUNTS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
@@ -116,10 +209,10 @@ _LM1B_WORDS = "1b_word_vocab.txt"
 
 def _wikitext(title: str, *, sha256: str, counts_all: bool, expected: dict[str, int]) -> Published:
     return Published(
-        files=_split_files("wiki.{0}.tokens or {0}.txt"),
+        files={split: f"wiki.{split}.tokens or {split}.txt" for split in SPLITS},
         inside=title,
         addresses=(
-            HubTables(_WIKITEXT, f"{title}-v1", "text", _split_files("wiki.{}.tokens", _HUB_SPLITS)),
+            HubTables(_WIKITEXT, f"{title}-v1", "text", "wiki.{}.tokens"),
             WebFile(f"https://wikitext.smerity.com/{title}-v1.zip", sha256),
         ),
         counts_all=counts_all,
@@ -157,20 +250,20 @@ PUBLISHED: dict[str, Published] = {
                 "http://mattmahoney.net/dc/text8.zip",
                 "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
             ),
-            HubTables("afmck/text8@main", "data", "text", dict.fromkeys(_HUB_SPLITS, "text8"), line_end=""),
+            HubTables("afmck/text8@main", "data", "text", "text8", line_end=""),
         ),
         tokenizer="char",
         expected={"drop": _ENWIK_COUNTS | {"vocabulary": 27}},
     ),
     "ptb": Published(
-        files=_split_files("ptb.{0}.txt or {0}.txt"),
+        files={split: f"ptb.{split}.txt or {split}.txt" for split in SPLITS},
         inside="simple-examples/data",
         addresses=(
             HubTables(
                 "ptb-text-only/ptb_text_only@refs/convert/parquet",
                 "penn_treebank",
                 "sentence",
-                _split_files("ptb.{}.txt", _HUB_SPLITS),
+                "ptb.{}.txt",
             ),
             WebFile(
                 "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
@@ -209,21 +302,24 @@ PUBLISHED: dict[str, Published] = {
 def published_sources(config: PublishedConfig, *, announce: Callable[[str], None]) -> Sources:
     """Find a published corpus's text files in `data.dir`, or fetch them once below `data.cache_dir`.
 
-    `UserError` where files are missing, empty or out of reach; it says which file goes where.
+    `UserError` where files are missing or empty; it says which file goes where.
     """
     corpus = PUBLISHED[config.kind]
-    if config.dir is not None:
-        folder, setting = Path(os.path.expanduser(config.dir)), f"data.dir is {config.dir!r}"
-    else:
+    folder, setting = Path(os.path.expanduser(config.dir or "")), f"data.dir is {config.dir!r}"
+    if config.dir is None:
         folder = Path(os.path.expanduser(config.cache_dir)) / "downloads" / config.kind
         setting = f"data={config.kind} is read from {str(folder)!r}"
-        if corpus.missing(folder) and config.download:
-            _fetch(config, folder, announce)
+        if config.download and corpus.missing(folder):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"data.cache_dir is {config.cache_dir!r}, which cannot be written: {error}") from error
+            waiting = f"data: waiting for another process that fetches {config.kind} into {folder}"
+            with locked(folder / "lock", announce, waiting):
+                corpus.fetch(folder, announce)
     if missing := corpus.missing(folder):
         addresses = " or ".join(source.address for source in corpus.addresses)
-        raise UserError(
-            f"{setting}, which lacks {missing}: put them there or into a folder named by data.dir, from {addresses}"
-        )
+        raise UserError(f"{setting}, which lacks {missing}: put them there, or into data.dir=FOLDER, from {addresses}")
     splits = {
         split: [describe(path, name=path.relative_to(folder).as_posix()) for path in corpus.paths(folder, glob)]
         for split, glob in corpus.files.items()
@@ -240,28 +336,6 @@ def published_sources(config: PublishedConfig, *, announce: Callable[[str], None
 
 for _kind in PUBLISHED:
     registry.register("corpus", _kind, PublishedConfig)(published_sources)
-
-
-def _fetch(config: PublishedConfig, folder: Path, announce: Callable[[str], None]) -> None:
-    corpus = PUBLISHED[config.kind]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        waiting = f"data: waiting for another process that fetches {config.kind} into {folder}"
-        with locked(folder / "lock", announce, waiting):
-            # the list of words first: with the text alone a later run would find nothing amiss, and count its own
-            if corpus.words and not corpus.paths(folder, _LM1B_WORDS):
-                fetch_first([corpus.words], folder, announce)
-            if corpus.missing(folder):  # the other process may have fetched it
-                fetch_first(corpus.addresses, folder, announce)
-    except OSError as error:
-        raise UserError(
-            f"data.cache_dir is {config.cache_dir!r}, where data={config.kind} cannot be kept: {first_line(error)}"
-        ) from error
-    except UserError as error:
-        raise UserError(
-            f"data={config.kind} cannot be fetched ({error}): put {', '.join(dict.fromkeys(corpus.files.values()))} "
-            f"into {os.path.abspath(folder)!r}, or into a folder named by data.dir"
-        ) from error
 
 
 def deviations(config: PublishedConfig, counts: Mapping[str, int]) -> list[str]:

@@ -67,17 +67,11 @@ class Encoder:
 
     def _encoded(self, window: Window) -> Iterator[tuple[bytes, EncodedPart, bool]]:
         parts = [_stripped(part, self.strips) for part in window.parts]
-        found: Iterable[EncodedPart]
-        if not self.flat.is_text:
-            found = (EncodedPart(part.data, 0, 0) for part in parts)  # type: ignore[arg-type]
-        elif self.tokenizer.uses_all_cores:
-            found = self.tokenizer.encode_parts(parts)
-        else:
-            found = map(self.tokenizer.encode_part, parts)
         done = 0
         try:
-            for one in found:
-                yield parts[done].data, one, parts[done].ends
+            for part in parts:
+                found = self.tokenizer.encode_part(part) if self.flat.is_text else EncodedPart(part.data, 0, 0)  # type: ignore[arg-type]
+                yield part.data, found, part.ends
                 done += 1
         except EncodeError as error:
             data, at = window.parts[done].data, window.begin + sum(len(part.data) for part in window.parts[:done])
@@ -127,7 +121,7 @@ class Encoder:
     def _all(self, part: range, *, spread: bool) -> Iterator[Encoded]:
         """Yield the ids of a range, window by window, from all cores once that is worth it."""
         waiting = windows(self.flat, part, self.tokenizer.split_point)
-        cores = len(os.sched_getaffinity(0)) if spread and not self.tokenizer.uses_all_cores else 1
+        cores = len(os.sched_getaffinity(0)) if spread else 1
         began = time.monotonic()
         for window in waiting:
             yield self.encode(window)
@@ -155,6 +149,7 @@ _worker_encoder: Encoder
 def _prepare_worker(encoder: Encoder) -> None:
     global _worker_encoder
     _worker_encoder = encoder
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns of the fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

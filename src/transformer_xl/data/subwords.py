@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from transformer_xl import hub, registry
 from transformer_xl.data.tokenizer import (
     EOD,
     FORMAT,
-    Encoded,
     LearnSettings,
     Part,
     Tokenizer,
@@ -67,7 +65,6 @@ class SubwordTokenizer(Tokenizer):
     kind = "bpe"
     unit = "bpb"
     sample_bytes = 200_000_000
-    uses_all_cores = True
 
     def __init__(self, description: Mapping[str, Any], end_of_document: int | None) -> None:
         """Load a tokenizer; `UserError` where it is damaged.
@@ -114,9 +111,7 @@ class SubwordTokenizer(Tokenizer):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             special_tokens=[],
         )
-        # the library takes 256 texts at a time into memory
-        pieces = (piece for part in parts for piece in in_parts(part.data, last_border, size=_PART_BYTES))
-        tokenizer.train_from_iterator((text for piece in pieces for text in _LONG_WORD.split(piece.decode())), trainer)
+        tokenizer.train_from_iterator(_training_texts(parts), trainer)
         return cls(json.loads(tokenizer.to_str()), None)
 
     @classmethod
@@ -138,27 +133,12 @@ class SubwordTokenizer(Tokenizer):
         return last_border(data) if self._can_be_cut else 0
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        return self.encode_part(Part(text.encode("utf-8", errors="surrogateescape"))).ids
-
-    def encode_part(self, part: Part) -> Encoded:
-        return self.encode_parts([part])[0]
-
-    def encode_parts(self, parts: Sequence[Part]) -> list[Encoded]:
-        """Return several parts as ids, on all cores; a long one is cut where that changes nothing."""
-        texts = []
-        for part in parts:
-            self.text_of_bytes(part.data)
-            texts.append([piece.decode() for piece in in_parts(part.data, self.split_point, size=_PART_BYTES)])
         with _refusing("the tokenizer cannot say the text"):
-            found = iter(self._tokenizer.encode_batch_fast([*chain.from_iterable(texts)], add_special_tokens=False))
-        encoded = []
-        for part, pieces in zip(parts, texts, strict=True):
-            ids = np.fromiter(chain.from_iterable(next(found).ids for _ in pieces), np.int64)
-            known = ids if self.unknown is None else ids[ids != self.unknown]
-            given = len(part.data)
-            text_bytes = given if self._is_lossless else min(len(self.decode(known).encode()), given)
-            encoded.append(Encoded(ids, unknown=len(ids) - len(known), text_bytes=text_bytes))
-        return encoded
+            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(found.ids, np.int64)
+
+    def text_bytes(self, ids: NDArray[np.int64]) -> int:
+        return int(self._bytes_of_id[ids].sum()) if self._is_of_bytes else super().text_bytes(ids)
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
@@ -175,12 +155,13 @@ class SubwordTokenizer(Tokenizer):
         return readable(name if "\ufffd" in text or not text else text)
 
     @cached_property
-    def _is_lossless(self) -> bool:
-        """Whether any text comes back, as from byte-level BPE that has all bytes."""
+    def _bytes_of_id(self) -> NDArray[np.int64]:
+        """Widths of byte-level sub-words, whose names have one letter per byte; of other tokens that of the name."""
         from tokenizers.pre_tokenizers import ByteLevel
 
-        all_bytes = self._tokenizer.get_vocab().keys() >= set(ByteLevel.alphabet())
-        return self._is_of_bytes and all_bytes and self._tokenizer.normalizer is None
+        letters = set(ByteLevel.alphabet())
+        names = [self._tokenizer.id_to_token(number) or "" for number in range(self.size)]
+        return np.array([len(name if letters.issuperset(name) else name.encode()) for name in names], np.int64)
 
     @cached_property
     def _can_be_cut(self) -> bool:
@@ -243,18 +224,17 @@ def last_border(data: bytes) -> int:
     return 0
 
 
-def in_parts(data: bytes, split_point: Callable[[bytes], int], *, size: int) -> Iterator[bytes]:
-    """Yield UTF-8 in parts of at most `size` bytes where there are places to cut, else in larger ones."""
-    start = 0
-    while len(data) - start > size:
-        width = size
-        while not (cut := split_point(data[start : start + width])) and width < len(data) - start:
-            width *= 4
-        if not cut:
-            break
-        yield data[start : start + cut]
-        start += cut
-    yield data[start:]
+def _training_texts(parts: Iterable[Part]) -> Iterator[str]:
+    """Yield texts of some kilobytes: the library takes 256 at a time into memory."""
+    for data, _ in parts:
+        start = 0
+        while start < len(data):
+            width = _PART_BYTES
+            while not (cut := last_border(data[start : start + width])) and start + width < len(data):
+                width *= 4
+            end = start + cut if start + width < len(data) else len(data)
+            yield from _LONG_WORD.split(data[start:end].decode())
+            start = end
 
 
 @contextmanager

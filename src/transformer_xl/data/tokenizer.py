@@ -107,7 +107,6 @@ class Tokenizer(ABC):
         strips_newlines: with `newline=drop`, line ends are taken out of a text before it is encoded.
         learns_from_all: the vocabulary is that of all splits, not of the training split alone.
         sample_bytes: as much text as is learnt from, at most; None: all.
-        uses_all_cores: encoding several parts uses all cores by itself.
 
     Attributes of a tokenizer:
         size: the number of ids.
@@ -127,7 +126,6 @@ class Tokenizer(ABC):
     strips_newlines: ClassVar[bool] = False
     learns_from_all: ClassVar[bool] = False
     sample_bytes: ClassVar[int | None] = None
-    uses_all_cores: ClassVar[bool] = False
 
     size: int
     end_of_document: int | None = None
@@ -195,12 +193,12 @@ class Tokenizer(ABC):
         """Return a part of a document as ids, without `end_of_document`; `EncodeError` as `encode`."""
         ids = self.encode(self.text_of_bytes(part.data))
         known = ids if self.unknown is None else ids[ids != self.unknown]
-        text_bytes = min(len(self.decode_bytes(known)), len(part.data)) if self.is_text else 0
+        text_bytes = min(self.text_bytes(known), len(part.data)) if self.is_text else 0
         return Encoded(ids, unknown=len(ids) - len(known), text_bytes=text_bytes)
 
-    def encode_parts(self, parts: Sequence[Part]) -> list[Encoded]:
-        """Return several parts as ids, at once where that is faster."""
-        return [self.encode_part(part) for part in parts]
+    def text_bytes(self, ids: NDArray[np.int64]) -> int:
+        """Return how many bytes decoding ids gives."""
+        return len(self.decode_bytes(ids))
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Return the bytes of ids, which need not be UTF-8."""

@@ -44,8 +44,6 @@ class WordTokenizer(ListedTokenizer):
         self.ends_lines = self.options.get("line_ends", True)
         if self.start is None and self.ends_lines:
             self.start = self.id_of_symbol[self.end]
-        # the last one is of unknown words, whose id is -1 at first
-        self._bytes_of_id = np.array([*(len(word.encode("utf-8", "replace")) for word in symbols), 0], np.int64)
         self._bytes_of_id[self.id_of_symbol[self.end]] = 1
 
     def split(self, text: str) -> list[str]:
@@ -69,15 +67,15 @@ class WordTokenizer(ListedTokenizer):
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the ids of a text; a last line without a line end is not closed, so that a prompt can stop in it."""
-        return self._known(self._ids(_plain_lines(text)))
+        return self._ids(_plain_lines(text))[0]
 
     def encode_part(self, part: Part) -> Encoded:
         text, closed = self._lines(part)
-        ids = self._ids(text)
-        text_bytes = int(self._bytes_of_id[ids].sum()) + self._blanks(ids, text)
+        ids, missing = self._ids(text)
+        known = ids[~missing] if missing.any() else ids
+        text_bytes = self.text_bytes(known) + self._blanks(ids, text)
         text_bytes -= closed and self.ends_lines  # that line end is not in the text
-        unknown = int(np.count_nonzero(ids < 0))
-        return Encoded(self._known(ids) if unknown else ids, unknown, min(text_bytes, len(part.data)))
+        return Encoded(ids, unknown=len(ids) - len(known), text_bytes=min(text_bytes, len(part.data)))
 
     def _lines(self, part: Part) -> tuple[str, bool]:
         r"""Return a part's text with `\n` at every line's end, and whether the last one of a document was added."""
@@ -85,12 +83,12 @@ class WordTokenizer(ListedTokenizer):
         is_open = part.ends and text != "" and not text.endswith("\n")
         return text + "\n" * is_open, is_open
 
-    def _ids(self, text: str) -> NDArray[np.int64]:
+    def _ids(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         words = self.split(text)
-        return np.fromiter(map(self.id_of_symbol.get, words, repeat(-1)), np.int64, count=len(words))
-
-    def _known(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.where(ids < 0, self.id_of_symbol[self.unk], ids)
+        ids = np.fromiter(map(self.id_of_symbol.get, words, repeat(-1)), np.int64, count=len(words))
+        missing = ids < 0
+        ids[missing] = self.id_of_symbol[self.unk]
+        return ids, missing
 
     def _blanks(self, ids: NDArray[np.int64], text: str) -> int:
         """Count the blanks that decoding writes: between two words."""

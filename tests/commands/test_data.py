@@ -166,9 +166,9 @@ def test_what_a_run_would_suffer_from_is_warned_about(capsys: pytest.CaptureFixt
 
     assert found() == []
     (training,) = found("data.batch_size=3000", "eval.batch_size=1")
-    assert training.startswith("the train split has ")
-    assert training.endswith(" tokens, fewer than a segment for each lane of this run")
-    assert len(found("eval.batch_size=2", "eval.segment_len=501")) == 2
+    assert training.startswith("too few tokens (train 11,")
+    (both,) = found("eval.batch_size=2", "eval.segment_len=501")
+    assert "(valid 1,001, test 1,001)" in both
 
 
 def started(*arguments: str, **options: object) -> subprocess.Popen[str]:

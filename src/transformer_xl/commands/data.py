@@ -101,9 +101,10 @@ def _inspect(corpus: Corpus, config: Config) -> None:
     print_table(["symbol", "id", "count", "share"], symbols, boxed=True)
     _print_first_lines(corpus)
     needed = {"train": config.data.batch_size * config.data.segment_len}
-    for split, tokens in corpus.counts().items():
-        if tokens <= needed.get(split, config.eval.batch_size * config.eval.segment_len):
-            print(f"warning  the {split} split has {tokens:,} tokens, fewer than a segment for each lane of this run")
+    least = config.eval.batch_size * config.eval.segment_len
+    short = [f"{split} {count:,}" for split, count in corpus.counts().items() if count <= needed.get(split, least)]
+    if short:
+        print(f"warning  too few tokens ({', '.join(short)}): fewer than a segment for each lane of this run")
 
 
 def _ratio(found: dict[str, int], name: str, form: str) -> str:

@@ -170,7 +170,7 @@ def test_what_a_model_cannot_read_ends_in_one_sentence(
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (letters, {"prompt": "12 32", "format": "tokens"}, "the text holds '32', and symbols are the numbers 0 to 31"),
         (letters, {"prompt": "12 x", "format": "tokens"}, "'x'"),
-        (letters, {"prompt_file": str(binary)}, "binary: the text has the byte 0xff, which is not UTF-8 there"),
+        (letters, {"prompt_file": str(binary)}, "binary: the text holds .*DCFF"),
         (symbols, {}, "^prompt is empty, and the symbol vocabulary .*give a prompt"),
         (symbols, {"prompt": "1", "memory__clamp_len": 3}, "memory.clamp_len is 3"),
         (nameless, {"prompt": "a"}, "'a'"),

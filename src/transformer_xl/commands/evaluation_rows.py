@@ -53,7 +53,7 @@ class Row:
     def settings(self) -> dict[str, str]:
         """All that the score depends on, by name."""
         split, record = self.record["split"], self.record
-        values = {name: str(record[name]).lower() for name in _SETTINGS if record[name] not in (None, "")}
+        values = {name: "null" if record[name] is None else str(record[name]).lower() for name in _SETTINGS}
         if not self.attends:
             del values["mem_len"]
         return {
@@ -102,29 +102,22 @@ def print_rows(rows: Sequence[Row]) -> None:
         cells.append([printable(label), *("-" if math.isnan(figure) else f"{figure:.4f}" for figure in figures)])
     print(printable(title))
     print_table(["", "loss", *map(in_words, units)], cells, boxed=True)
-    for line in _in_words(rows, labels, comparable=units):
-        print(printable(line))
+    for line in _in_words(rows, comparable=units):
+        print(line)
 
 
-def _in_words(rows: Sequence[Row], labels: Sequence[str], *, comparable: Sequence[str]) -> Iterator[str]:
-    if not all(row.record["tokens"] for row in rows):
-        yield "Nothing was predicted where no loss stands."
-        return
+def _in_words(rows: Sequence[Row], *, comparable: Sequence[str]) -> Iterator[str]:
     if not _is_shared(rows, "data_checksum"):
         yield "The models have read different texts: these numbers do not tell which of them is better."
     if not _is_shared(rows, "vocabulary_hash"):
-        yield f"The vocabularies differ: {' and '.join(comparable) or 'nothing'} can be compared, the loss cannot."
-    trained = rows[0].named.settings["model"]["mem_len"] if rows[0].named.settings and rows[0].attends else 0
+        units = " and ".join(map(in_words, comparable)) or "nothing"
+        yield f"The vocabularies differ: {units} can be compared, the loss cannot."
+    is_one = len({row.named.path for row in rows}) == 1 and rows[0].named.settings and rows[0].attends
+    trained = rows[0].named.settings["model"]["mem_len"] if is_one else 0
     if min(row.mem_len for row in rows) < trained <= max(row.mem_len for row in rows):
         yield (
             f"Rows with less than the memory of {trained:,} it was trained with show the model cut off from what it "
             "relies on; what memory is worth is told by a model trained without it (model.mem_len=0)."
-        )
-    if len(rows) > 1 and _is_shared(rows, *_TEXT):
-        (best, label), (other, _) = sorted(zip(rows, labels, strict=True), key=lambda one: one[0].loss)[:2]
-        yield (
-            f"Least loss: {label}, by {other.loss - best.loss:.4f} ± {2 * _paired_error(other, best):.4f} nats per "
-            "token (two standard errors of the difference, token by token)."
         )
 
 
@@ -177,7 +170,7 @@ def _draw_losses(
     for label, row, scale, of in zip(labelled(rows)[1], rows, scales, classes, strict=True):
         difference = row.difference(rows[0])
         means = None if difference is None else evaluate.mean_by_class(difference * scale, of)
-        lines.append(plots.LossLine(label, evaluate.mean_by_class(row.losses.losses * scale, of), means))
+        lines.append(plots.Line(label, evaluate.mean_by_class(row.losses.losses * scale, of), means))
     plots.draw_losses(lines, path, axis=axis, unit=unit, title=title)
 
 
@@ -191,7 +184,12 @@ def _draw_by_memory(rows: Sequence[Row], *, path: Path, title: str) -> None:
     for label, group in groups.items():
         ordered = sorted(group, key=lambda one: one[0].mem_len)
         longest = ordered[-1][0]
-        memory = [row.mem_len for row, _ in ordered] if longest.attends and longest.reading.stride is None else []
-        errors = [_paired_error(row, longest) * scale for row, scale in ordered]
-        lines.append(plots.MemoryLine(label, memory, [row.loss * scale for row, scale in ordered], errors))
-    plots.draw_by_memory(lines, path, unit=unit, title=title)
+        memory = [row.mem_len for row, _ in ordered]
+        if not longest.attends or longest.reading.stride is not None:  # a score without a length of memory
+            ordered, memory = ordered * 2, [0, max(row.mem_len for row in rows)]
+        errors = np.array([_paired_error(row, longest) * scale for row, scale in ordered])
+        scores = np.array([row.loss * scale for row, scale in ordered])
+        means = evaluate.ClassMeans(np.array(memory), np.ones(len(memory), np.int64), scores, errors)
+        lines.append(plots.Line(label, means))
+    axis = "memory (tokens before the segment)"
+    plots.draw_losses(lines, path, axis=axis, unit=unit, title=f"{title}; differences to the longest memory")

@@ -53,15 +53,14 @@ def generate(call: Call) -> None:
     context = found.context(model, config.memory, segment_len=sampling.segment_len, group="eval")
     params = sampling.model_copy(update={"stop": _unescaped(sampling.stop)})
     begin = partial(Session, model, context, params, seed=config.seed, tokenizer=tokenizer)
-    is_chat = config.interactive
     encode = partial(_encoded, tokenizer, vocabulary)
-    prompts = [encode(where, text) for where, text in given.items() if text or not is_chat]
+    prompts = [encode(where, text) for where, text in given.items() if text or not config.interactive]
     shown = [_shown(text, config) if config.echo else "" for text in given.values()]
     _note(f"{found.name}: {loaded.described}")
     with loaded.autocast():  # once for all tokens: it keeps the weights that it rounds
-        if is_chat:
+        if config.interactive:
             _say(shown[0])
-            _chat(begin(), prompts[0] if prompts else None, encode)
+            _chat(begin(), prompts, encode)
         elif len(prompts) * sampling.samples == 1 and config.format != "jsonl":
             _say(shown[0])
             _print_one(begin(), prompts[0])
@@ -75,39 +74,41 @@ def _unescaped(stop: list[str] | str) -> list[str]:
     return [re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text) for text in given]
 
 
-def _read_prompts(config: GenerateConfig) -> dict[str, str | bytes]:
+def _read_prompts(config: GenerateConfig) -> dict[str, str]:
     """Return all prompts by where they come from; without any, one that is empty."""
     if config.prompt_file is None:
         return {"prompt": config.prompt or ""}
-    if config.prompt_file == "-":
-        contents, name = sys.stdin.buffer.read(), "standard input"
-    else:
-        name = config.prompt_file
-        try:
-            contents = Path(os.path.expanduser(name)).read_bytes()
-        except OSError as error:
-            raise UserError(f"prompt_file={name} cannot be read: {error.strerror}") from error
-    contents = contents.removesuffix(b"\n")  # with which programs close a text
+    name = "standard input" if config.prompt_file == "-" else config.prompt_file
+    try:
+        path = os.path.expanduser(config.prompt_file)
+        contents = sys.stdin.buffer.read() if config.prompt_file == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"prompt_file={name} cannot be read: {error.strerror}") from error
+    text = _decoded(contents)  # without the line end with which programs close a text
     if config.prompt_unit == "file":
-        return {name: contents.removesuffix(b"\r")}
-    lines = enumerate(contents.split(b"\n"), start=1)
-    return {f"line {number} of {name}": line.removesuffix(b"\r") for number, line in lines}
+        return {name: text}
+    lines = enumerate(text.split("\n"), start=1)
+    return {f"line {number} of {name}": line.removesuffix("\r") for number, line in lines}
 
 
-def _encoded(tokenizer: Tokenizer, vocabulary: Tokenizer, where: str, text: str | bytes) -> list[int]:
+def _decoded(line: bytes) -> str:
+    """Return a text without its last line end, as arguments of a command line are decoded."""
+    return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="surrogateescape")
+
+
+def _encoded(tokenizer: Tokenizer, vocabulary: Tokenizer, where: str, text: str) -> list[int]:
     """Return a prompt's tokens; of an empty one those that a text begins after."""
     from transformer_xl.inference.generate import first_tokens
 
     try:
-        tokens: list[int] = tokenizer.encode(text if isinstance(text, str) else tokenizer.text_of_bytes(text)).tolist()
+        tokens: list[int] = tokenizer.encode(text).tolist()
     except UserError as error:
         raise UserError(f"{where}: {error}; leave it out, or take a model that knows it") from error
     return tokens or first_tokens(vocabulary)
 
 
-def _shown(text: str | bytes, config: GenerateConfig) -> str:
+def _shown(text: str, config: GenerateConfig) -> str:
     """Return a prompt as it stands before what follows it."""
-    text = text if isinstance(text, str) else text.decode("utf-8", errors="replace")
     return "".join(f"{number} " for number in text.split()) if config.format == "tokens" else text
 
 
@@ -174,21 +175,18 @@ def _batches(
 # ---- a chat
 
 
-def _chat(session: Session, tokens: list[int] | None, encode: Callable[[str, str], list[int]]) -> None:
+def _chat(session: Session, prompts: list[list[int]], encode: Callable[[str, str], list[int]]) -> None:
     """Let a person and the model write one text in turn, each line of the person's below what the model wrote."""
     _note("an empty line goes on; Ctrl-C stops an answer, and at the prompt ends the chat")
-    while True:
-        if tokens is None:
-            line = _ask()
-            if line is None:
-                return
-            try:
-                tokens = _line_tokens(line, session, encode)
-            except UserError as mistake:
-                _note(f"error: {mistake}")
-                continue
-        _answer(session, tokens)
-        tokens = None
+    for prompt in prompts:
+        _answer(session, prompt)
+    for line in iter(_ask, None):
+        try:
+            tokens = _line_tokens(line, session, encode)
+        except UserError as mistake:
+            _note(f"error: {mistake}")
+        else:
+            _answer(session, tokens)
 
 
 def _answer(session: Session, tokens: list[int]) -> None:
@@ -222,7 +220,7 @@ def _ask() -> str | None:
         line = sys.stdin.buffer.readline()
     except KeyboardInterrupt:
         return None
-    return line.rstrip(b"\r\n").decode("utf-8", errors="surrogateescape") if line else None
+    return _decoded(line) if line else None
 
 
 def _say(text: str) -> None:

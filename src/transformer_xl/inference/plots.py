@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES = ("-", "--", ":", "-.")
 _POINTS = 64
 _SMALLEST_SPAN = 0.1
 """Of an axis of scores, as a share of them: a difference looks as large as it is."""
@@ -25,69 +24,43 @@ _ATTENTION_COLUMNS = 4
 _SMALLEST_WEIGHT = 1e-6
 
 
-class LossLine(NamedTuple):
+class Line(NamedTuple):
     """Mean losses of one reading by class, and mean differences to those of the first; None: it read other tokens."""
 
     label: str
     losses: ClassMeans
-    difference: ClassMeans | None
+    difference: ClassMeans | None = None
 
 
-class MemoryLine(NamedTuple):
-    """The scores of one model at rising lengths of memory, and the standard errors of differences to the last."""
-
-    label: str
-    memory: Sequence[int]
-    scores: Sequence[float]
-    errors: Sequence[float]
-
-
-def draw_losses(lines: Sequence[LossLine], path: Path, *, axis: str, unit: str, title: str) -> None:
+def draw_losses(lines: Sequence[Line], path: Path, *, axis: str, unit: str, title: str) -> None:
     """Draw losses by class, named by `axis`; beside them the differences to the first line, where there are any.
 
     Bands are two standard errors. Of several lines they belong to the differences: those of the losses themselves say
     how hard the tokens are, which is the same for all.
     """
+    from matplotlib.figure import Figure
+
     paired = any(line.difference is not None for line in lines)
-    figure, panels = _canvas(2 if paired else 1)
+    figure = Figure(figsize=(12 if paired else 8, 4.8), layout="constrained")
+    panels = figure.subplots(1, 2 if paired else 1, squeeze=False)[0]
     for number, line in enumerate(lines):
-        _draw_line(panels[0], line.losses, number, band=not paired, label=line.label)
+        _draw_line(panels[0], line.losses, f"C{number}", band=not paired, label=_written(line.label))
         if line.difference is not None:
-            _draw_line(panels[1], line.difference, number, band=True)
-    panels[0].set_ylabel(unit)
+            _draw_line(panels[1], line.difference, f"C{number}", band=True)
+    low, high = panels[0].get_ylim()
+    half = max(high - low, _SMALLEST_SPAN * abs(high + low) / 2) / 2
+    panels[0].set(ylabel=unit, ylim=((low + high) / 2 - half, (low + high) / 2 + half))
     if paired:
         panels[1].axhline(0, color="C0", linewidth=1.2)
         panels[1].set_ylabel(f"difference to {_written(lines[0].label)} ({unit})")
+    places = np.concatenate([line.losses.labels for line in lines])
+    first = min(places[places > 0], default=1)
     for panel in panels:
-        panel.set_xscale("log", base=2)
+        panel.set_xscale("symlog", base=2, linthresh=first)
+        panel.set(xlabel=axis, xlim=(places.min() - 0.1 * first, 1.1 * places.max()))
         panel.xaxis.set_major_formatter("{x:,.4g}")
-        panel.set_xlabel(axis)
+        panel.tick_params(axis="x", labelsize="small")
     _finish(figure, path, title=f"{title}; bands: two standard errors{' of the difference' if paired else ''}")
-
-
-def draw_by_memory(lines: Sequence[MemoryLine], path: Path, *, unit: str, title: str) -> None:
-    """Draw scores against the length of memory, with bars of two standard errors of the difference to the last.
-
-    A score that has no length of memory is a dotted line.
-    """
-    figure, (axes,) = _canvas(1)
-    for number, line in enumerate(lines):
-        look: Any = _look(number)
-        if not line.memory:
-            axes.axhline(line.scores[0], label=_written(line.label), **{**look, "linestyle": ":"})
-            continue
-        bars = 2 * np.nan_to_num(line.errors)
-        axes.errorbar(line.memory, line.scores, bars, marker=".", capsize=3, label=_written(line.label), **look)
-    lengths = sorted({length for line in lines for length in line.memory})
-    axes.set_xscale("symlog", base=2, linthresh=min((length for length in lengths if length > 0), default=1))
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="memory (tokens before the segment)", ylabel=unit)
-    low, high = axes.get_ylim()
-    middle = (low + high) / 2
-    half = max(high - middle, _SMALLEST_SPAN / 2 * middle)
-    axes.set_ylim(middle - half, middle + half)
-    _finish(figure, path, title=f"{title}; bars: two standard errors of the difference to the longest memory")
 
 
 def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int, title: str) -> None:
@@ -118,39 +91,24 @@ def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int,
     panels[0].set_yscale("log")
     for panel in panels[layers:]:
         panel.set_axis_off()
-    figure.supxlabel("distance in tokens; 0 is the token itself", fontsize=9)
-    figure.supylabel("mean weight", fontsize=9)
+    panels[0].set(xlabel="distance in tokens", ylabel="mean weight")
     _finish(figure, path, title=f"{title}; attention over {result.predictions:,} predictions")
 
 
-def _canvas(panels: int) -> tuple[Figure, Sequence[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8 if panels == 1 else 12, 4.8), layout="constrained")
-    return figure, figure.subplots(1, panels, squeeze=False)[0].tolist()
-
-
-def _look(number: int) -> dict[str, str]:
-    """Return the colour and style of a line; 40 are all different."""
-    return {"color": f"C{number % 10}", "linestyle": _STYLES[number // 10 % len(_STYLES)]}
-
-
-def _draw_line(axes: Axes, found: ClassMeans, number: int, *, band: bool, label: str = "") -> None:
-    look: Any = _look(number)
+def _draw_line(axes: Axes, found: ClassMeans, color: str, *, band: bool, label: str = "") -> None:
     found = _thinned(found)
-    axes.plot(found.labels, found.means, marker=".", linewidth=1.4, label=_written(label), **look)
+    axes.plot(found.labels, found.means, marker=".", linewidth=1.4, color=color, label=label)
     if band:
         margin = 2 * np.nan_to_num(found.errors)
-        low, high = found.means - margin, found.means + margin
-        axes.fill_between(found.labels, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(
+            found.labels, found.means - margin, found.means + margin, color=color, alpha=0.15, linewidth=0
+        )
 
 
 def _thinned(found: ClassMeans) -> ClassMeans:
     """Leave out empty classes, and join neighbours so that few points are left, evenly on a logarithmic axis."""
     some = found.counts > 0
     labels, counts, means, errors = found.labels[some], found.counts[some], found.means[some], found.errors[some]
-    if len(labels) <= _POINTS:
-        return ClassMeans(labels, counts, means, errors)
     edges = _edges(len(labels))
     together = _joined(counts, edges)
     squares = _joined((np.nan_to_num(errors) * counts) ** 2, edges)

@@ -38,7 +38,6 @@ from transformer_xl.run_length import with_precision
 from transformer_xl.settings import parse, plain, replace
 from transformer_xl.training import wandb as monitors
 from transformer_xl.training.checkpoint import LAST, validation_is_due
-from transformer_xl.training.optim import check_installed
 from transformer_xl.training.stopping import StopSignals, stopped_by
 
 if TYPE_CHECKING:
@@ -286,7 +285,6 @@ def _decide(config: Config, command: Command, signals: StopSignals, stack: conte
     """Find out how the command's run starts, and hold its folder."""
     resume, config = config.resume, replace(config, resume=None)  # how a process began is no part of what the run is
     config = with_precision(config)
-    check_installed(config.optimizer)
     origin = None if resume in (None, AUTO) else Path(os.path.expanduser(str(resume))).absolute()
     folder = _folder(config, command, origin, resume)
     if origin is None and resume == AUTO and (folder / "config.yaml").is_file():

@@ -6,16 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch import callbacks as lightnings
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
@@ -32,35 +30,32 @@ _SECONDS_UNSEEN = 1.0
 """A validation or test that takes no longer than this needs no line."""
 
 
-@dataclass
-class _Phase:
-    """What takes its time: training, or an evaluation within or after it."""
+class _Phase(NamedTuple):
+    """What takes its time, training or an evaluation: so many of `total` were done before it began."""
 
     name: str
     total: int
-    first: int  # of those that were done before it began
+    first: int
     began: float
-    shown: float  # when its last line was
-    task: TaskID | None
 
 
 class ProgressDisplay(Callback):
     """Shows training by the steps that the recorder has fetched anyway, and evaluations by their batches.
 
-    A bar each on a terminal, lines elsewhere.
+    One line, which a terminal shows anew in its place; elsewhere it is printed now and then.
 
     Args:
         recorder: whose newest step is shown.
         max_steps: the run's length in optimizer steps.
         beside: what must stand beside each score of this corpus.
-        console: the screen; what else is printed meanwhile must go through it too, or the bar is torn.
+        console: the screen; what else is printed meanwhile must go through it too, or the line is torn.
     """
 
     def __init__(self, *, recorder: Recorder, max_steps: int, beside: str, console: Console) -> None:
         self._recorder, self._max_steps, self._beside, self._console = recorder, max_steps, beside, console
         self._phases: list[_Phase] = []  # the innermost last
-        self._bars: Progress | None = None
-        self._shown_step = 0
+        self._status = console.status("") if console.is_terminal else None
+        self._shown_step, self._shown_at = 0, -math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Begin to show steps."""
@@ -104,55 +99,41 @@ class ProgressDisplay(Callback):
         self.on_validation_batch_end(*args)
 
     def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Close its bar."""
+        """Take the line away."""
         self._end()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Close the bar."""
+        """Take the line away."""
         self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Close all bars."""
-        while self._phases:
-            self._end()
+        """Take the line away."""
+        self._phases.clear()
+        self._end()
 
     def _begin(self, trainer: Trainer, name: str, total: int, *, first: int = 0) -> None:
-        if not trainer.is_global_zero:
-            return
-        task = None
-        if self._console.is_terminal:
-            if self._bars is None:
-                columns = [TextColumn("{task.description} {task.completed}/{task.total}"), BarColumn()]
-                columns += [TextColumn("{task.fields[figures]}left"), TimeRemainingColumn()]
-                self._bars = Progress(*columns, console=self._console)
-                self._bars.start()
-            task = self._bars.add_task(name, total=total, completed=first, figures="")
-        now = time.monotonic()
-        shown = -math.inf if name == "step" else now - _SECONDS_BETWEEN_LINES + _SECONDS_UNSEEN
-        self._phases.append(_Phase(name, total, first, now, shown, task))
+        if trainer.is_global_zero:
+            self._phases.append(_Phase(name, total, first, time.monotonic()))
+            if name != "step":
+                self._shown_at = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_UNSEEN
 
     def _show(self, done: int, figures: str = "") -> None:
         if not self._phases:
             return
         phase, now = self._phases[-1], time.monotonic()
-        if self._bars is not None and phase.task is not None:
-            self._bars.update(phase.task, completed=done, figures=figures)
-        elif now - phase.shown >= _SECONDS_BETWEEN_LINES or (phase.name == "step" and done == phase.total):
-            phase.shown = now
-            left = int((now - phase.began) / max(1, done - phase.first) * (phase.total - done))
-            line = f"{phase.name} {done}/{phase.total}  {figures}{left // 60}:{left % 60:02d} left"
+        left = int((now - phase.began) / max(1, done - phase.first) * (phase.total - done))
+        line = f"{phase.name} {done}/{phase.total}  {figures}{left // 60}:{left % 60:02d} left"
+        if self._status is not None:
+            self._status.update(line)
+            self._status.start()
+        elif now - self._shown_at >= _SECONDS_BETWEEN_LINES or (phase.name == "step" and done == phase.total):
+            self._shown_at = now
             self._console.print(line, highlight=False)
 
     def _end(self) -> None:
-        if not self._phases:
-            return
-        phase = self._phases.pop()
-        if self._bars is not None and phase.task is not None:
-            if self._phases:
-                self._bars.remove_task(phase.task)
-            else:
-                self._bars.stop()
-                self._bars = None
+        self._phases = self._phases[:-1]
+        if self._status is not None and not self._phases:
+            self._status.stop()
 
 
 def _figures(trainer: Trainer, split: str, loss: float | None) -> str:

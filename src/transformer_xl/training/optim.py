@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from transformer_xl.errors import UserError
 from transformer_xl.registry import lookup, register
 from transformer_xl.settings import Amount, Number, OptimizerConfig, SchedulerConfig, Share
 
@@ -51,6 +51,10 @@ class AdamConfig(OptimizerConfig):
     beta2: Share
     eps: Amount
 
+    def rules(self) -> Iterator[str]:
+        if self.kind == "lamb" and find_spec("pytorch_optimizer") is None:
+            yield 'kind is lamb, whose library is not installed: type pip install "pytorch-optimizer>=4.1,<5"'
+
 
 @register("optimizer", "adam", config=AdamConfig)
 @register("optimizer", "adamw", config=AdamConfig)
@@ -75,7 +79,9 @@ def _lamb(groups: list[dict[str, Any]], settings: AdamConfig) -> torch.optim.Opt
     # The step of NVIDIA's Transformer-XL recipe (its `lamb.py`), but for the order of float operations: weight
     # norms count as 10 at most and eps is added to the step's norm (the library's defaults); weight decay is a
     # part of the step (not decoupled); no bias is corrected, which this library writes as `adam_debias=True`.
-    return _lamb_class()(
+    from pytorch_optimizer import Lamb
+
+    lamb: torch.optim.Optimizer = Lamb(
         groups,
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
@@ -84,34 +90,13 @@ def _lamb(groups: list[dict[str, Any]], settings: AdamConfig) -> torch.optim.Opt
         adam_debias=True,
         foreach=True,
     )
-
-
-def check_installed(settings: OptimizerConfig) -> None:
-    """Raise `UserError` for an optimizer whose library is not installed."""
-    if settings.kind == "lamb":
-        _lamb_class()
-
-
-def _lamb_class() -> Callable[..., torch.optim.Optimizer]:
-    try:
-        from pytorch_optimizer import Lamb
-    except ModuleNotFoundError as error:
-        raise UserError(
-            'optimizer=lamb needs a library that is not installed: type pip install "pytorch-optimizer>=4.1,<5"'
-        ) from error
-    return Lamb
+    return lamb
 
 
 def clip_by_norm(parameters: Sequence[nn.Parameter], *, norm: Tensor, limit: float) -> None:
-    """Scale gradients so that their norm is at most `limit`: the second half of `clip_grad_norm_`, to the bit.
-
-    Args:
-        parameters: whose gradients are scaled in place.
-        norm: of all of them.
-        limit: for it; where the norm is no number, neither are the gradients afterwards.
-    """
-    # As computed there. On a CPU the host can look, and a product with 1 would read and write every gradient for
-    # nothing; on another device it would have to wait.
+    """Scale gradients of this norm so that it is at most `limit`: the second half of `clip_grad_norm_`, to the bit."""
+    # On a CPU the host can look, and a product with 1 would read and write every gradient for nothing; on another
+    # device it would have to wait.
     if norm.device.type == "cpu" and limit / (norm + 1e-6) >= 1:
         return
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
@@ -123,12 +108,11 @@ class Schedule:
     A function of the step is wrapped in one; a schedule that follows the validation loss is a subclass.
     """
 
-    def __init__(self, factor: Callable[[int], float] | None = None) -> None:
+    def __init__(self, factor: Callable[[int], float]) -> None:
         self._factor = factor
 
     def __call__(self, step: int) -> float:
         """Return the factor of an optimizer step."""
-        assert self._factor is not None
         return self._factor(step)
 
     def validated(self, loss: float) -> None:
@@ -202,15 +186,10 @@ class Plateau(Schedule):
     """Linear warm-up; the peak is multiplied by `factor` after more than `patience` validations without a new best."""
 
     def __init__(self, settings: PlateauConfig, total_steps: int, *, peak: float) -> None:
-        super().__init__()
+        floor = min(settings.min_lr / peak, 1.0) if peak else 1.0
+        super().__init__(lambda step: max(self._scale, floor) * _warmup(step, settings.warmup_steps))
         self._settings = settings
-        self._floor = min(settings.min_lr / peak, 1.0) if peak else 1.0
-        self._scale = 1.0
-        self._best = math.inf
-        self._bad = 0
-
-    def __call__(self, step: int) -> float:
-        return max(self._scale, self._floor) * _warmup(step, self._settings.warmup_steps)
+        self._scale, self._best, self._bad = 1.0, math.inf, 0
 
     def validated(self, loss: float) -> None:
         if loss < self._best:

@@ -25,6 +25,9 @@ from transformer_xl.training import metrics
 from transformer_xl.training.module import StepRecord
 from transformer_xl.training.wandb import optional
 
+_MATRICES = {"bf": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
+"""What matrices are multiplied in, by the beginning of a trainer's precision."""
+
 
 class Latest(NamedTuple):
     """The newest step that was fetched; its loss is None where it counted nothing."""
@@ -64,7 +67,7 @@ class Recorder(Callback):
         self._flops_per_token, self._peak_flops, self._clip = flops_per_token, peak_flops, clip
         self._steps: list[StepRecord] = []  # not fetched yet
         self._clipped = 0  # steps since the last that had figures whose gradient was clipped
-        self._seconds, self._since = 0.0, math.nan  # of the steps that are not fetched; NaN: the clock stands
+        self._since: float | None = None  # when the first of these began
 
     @property
     def _path(self) -> Path:
@@ -91,12 +94,12 @@ class Recorder(Callback):
         pl_module.logs = False
         device = trainer.strategy.root_device
         if self._peak_flops is None and device.type == "cuda":
-            known = get_available_flops(device, _matrix_dtype(str(trainer.precision)))
+            known = get_available_flops(device, _MATRICES[str(trainer.precision)[:2]])
             self._peak_flops = None if known is None else float(known * trainer.world_size)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
         """Start the clock."""
-        if math.isnan(self._since):
+        if self._since is None:
             self._since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -111,7 +114,7 @@ class Recorder(Callback):
         """Write what came before, and stop the clock."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self.flush(trainer)
-        self._seconds, self._since = self._running(), math.nan
+        self._since = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the validation loss, and what memory gave."""
@@ -154,11 +157,10 @@ class Recorder(Callback):
             return
         steps, self._steps = self._steps, []
         losses, norms = _fetch(trainer, steps)
-        seconds, self._seconds = self._running(), 0.0
-        if not math.isnan(self._since):
-            self._since = time.perf_counter()
+        assert self._since is not None
+        began, self._since = self._since, time.perf_counter()
         tokens_after = trainer.datamodule.tokens_after  # type: ignore[attr-defined]
-        speed = (tokens_after(steps[-1].step) - tokens_after(steps[0].step - 1)) / seconds
+        speed = (tokens_after(steps[-1].step) - tokens_after(steps[0].step - 1)) / (self._since - began)
         for step, loss, norm in zip(steps, losses, norms, strict=True):
             # under 16-mixed the scaler overflows by design now and then, and leaves out those updates itself
             judged = (loss, norm if trainer.precision != "16-mixed" else None)
@@ -217,9 +219,6 @@ class Recorder(Callback):
             with optional("the logger"):
                 logger.log_metrics({**numbers, metrics.TOKEN_AXIS: tokens}, step=step)
 
-    def _running(self) -> float:
-        return self._seconds + (0.0 if math.isnan(self._since) else time.perf_counter() - self._since)
-
     def _not_finite(self, found: str) -> UserError:
         last = self._folder / "checkpoints" / "last.ckpt"
         good = f"the last good checkpoint is {last}" if last.exists() else "there is no checkpoint yet"
@@ -255,11 +254,3 @@ def _is_kept(line: bytes, step: int, *, validated: bool) -> bool:
         return line.endswith(b"\n") and entry["step"] <= step and not is_test and not is_late
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # torn or damaged
-
-
-def _matrix_dtype(precision: str) -> torch.dtype:
-    if precision.startswith("bf16"):
-        return torch.bfloat16
-    if precision.startswith("16"):
-        return torch.float16
-    return torch.float64 if precision.startswith("64") else torch.float32

@@ -120,13 +120,12 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
     return made.double() if str(config.trainer.precision).startswith("64") else made
 
 
-def module(config: Config, model: LanguageModel, length: RunLength) -> LanguageModule:
+def module(config: Config, model: LanguageModel) -> LanguageModule:
     """Make the LightningModule."""
     return LanguageModule(
         model,
         optimizer=config.optimizer,
         schedule=config.scheduler,
-        total_steps=length.max_steps,
         evaluation=context_of(config.eval),
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
@@ -147,15 +146,11 @@ def datamodule(config: Config, corpus: Dataset, length: RunLength) -> LaneDataMo
         corpus,
         batch_size=data.batch_size,
         segment_len=data.segment_len,
-        segment_len_sd=data.segment_len_sd,
-        half_segments=data.half_segments,
-        loss=data.loss,
+        segments=length.layout,
         lane_chunks=data.lane_chunks,
         eval_batch_size=lengths.batch_size,
         eval_segment_len=lengths.segment_len,
         eval_stride=lengths.stride,
-        seed=config.seed,
-        segment_limit=length.segment_limit,
         steps=length.max_steps,
         accumulate=config.trainer.accumulate_grad_batches,
     )
@@ -198,7 +193,7 @@ def training(
     return Built(
         corpus=corpus,
         length=length,
-        module=module(config, model, length),
+        module=module(config, model),
         data=datamodule(config, corpus, length),
         recorder=recorder,
         checkpoints=checkpoints,

@@ -20,7 +20,6 @@ class RunLength:
     Attributes:
         max_steps: the last step.
         layout: which positions each segment of training holds.
-        segment_limit: the first segments that make an epoch; None: all.
         epochs: read by the run.
         tokens: read by the run, over all lanes.
         micro_batches: batches of an optimizer step.
@@ -32,7 +31,6 @@ class RunLength:
 
     max_steps: int
     layout: Segments
-    segment_limit: int | None
     epochs: float
     tokens: int
     micro_batches: int
@@ -64,7 +62,6 @@ def run_length(config: Config, corpus: Dataset) -> RunLength:
     return RunLength(
         max_steps=max_steps,
         layout=layout,
-        segment_limit=limit,
         epochs=layout.epochs(segments_read),
         tokens=lanes.batch_size * layout.positions(segments_read),
         micro_batches=trainer.accumulate_grad_batches * data.lane_chunks,

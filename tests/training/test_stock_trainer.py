@@ -29,7 +29,7 @@ ADAM = {
     **{"kind": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
     **{"weight_decay": 0.0, "decay_embeddings": False},
 }
-COSINE = {"kind": "cosine", "warmup_steps": 3, "total_steps": -1, "min_lr": 0.0}
+COSINE = {"kind": "cosine", "warmup_steps": 3, "total_steps": 100, "min_lr": 0.0}
 
 
 class InLanes(MadeUp):
@@ -42,7 +42,7 @@ class InLanes(MadeUp):
 
 def module(**changes: Any) -> LanguageModule:
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"optimizer": ADAM, "schedule": COSINE, "total_steps": 100}
+    settings: dict[str, Any] = {"optimizer": ADAM, "schedule": COSINE}
     model = make_model(tiny_model_config(dropout=0.1), vocab_size=V)
     return LanguageModule(model, **(settings | changes))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from lightning.pytorch import LightningDataModule
 
@@ -22,16 +20,12 @@ class LaneDataModule(LightningDataModule):
         corpus: opened, its token files ready.
         batch_size: lanes of training over all processes together.
         segment_len: tokens per step and lane.
-        segment_len_sd: standard deviation of segments of varying length; 0: all alike.
-        half_segments: share of segments around half the length.
-        loss: `half` counts the second half of each segment only.
+        segments: which positions each segment of training holds; None: equal ones of `segment_len`.
         lane_chunks: parts in which a step's lanes go through the device; set the trainer's `accumulate_grad_batches` to
             as many times the segments of a step.
         eval_batch_size: lanes of validation and test; None: `batch_size`.
         eval_segment_len: tokens per step and lane there; None: `segment_len`.
         eval_stride: distance of windows of `eval_segment_len` that are each read without memory; None: segments.
-        seed: of drawn lengths.
-        segment_limit: the first segments that make an epoch; None: all.
         steps: optimizer steps of the one epoch that the trainer then sees, which go on over the ends of the corpus;
             0: nothing is trained, and the training split may be of any length.
         accumulate: segments in time that make one optimizer step; None: what the trainer's `accumulate_grad_batches`
@@ -50,30 +44,18 @@ class LaneDataModule(LightningDataModule):
         *,
         batch_size: int,
         segment_len: int,
-        segment_len_sd: float = 0.0,
-        half_segments: float = 0.0,
-        loss: Literal["full", "half"] = "full",
+        segments: Segments | None = None,
         lane_chunks: int = 1,
         eval_batch_size: int | None = None,
         eval_segment_len: int | None = None,
         eval_stride: int | None = None,
-        seed: int = 1,
-        segment_limit: int | None = None,
         steps: int | None = None,
         accumulate: int | None = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
         self.train_source = corpus.lanes("train", batch_size=batch_size, segment_len=segment_len, evaluation=steps == 0)
-        self._segments = Segments(
-            lane_len=self.train_source.lane_len,
-            segment_len=segment_len,
-            segment_len_sd=segment_len_sd,
-            half_segments=half_segments,
-            half_loss=loss == "half",
-            seed=seed,
-            limit=segment_limit,
-        )
+        self._segments = segments or Segments(lane_len=self.train_source.lane_len, segment_len=segment_len)
         self._lane_chunks = lane_chunks
         self._eval_batch_size = eval_batch_size or batch_size
         self._eval_segment_len = eval_segment_len or segment_len

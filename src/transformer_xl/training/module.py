@@ -60,7 +60,6 @@ class LanguageModule(LightningModule):
             function from parameters to an optimizer. Its learning rate is the peak.
         schedule: settings of a registered scheduler, or a function from the step, from 1, to a factor of the peak;
             None: the peak at every step.
-        total_steps: optimizer steps of the run, for schedules; None: the trainer's `max_steps`.
         evaluation: how validation and test read; None: as the model was made.
         memory_gain_tokens: the most tokens of a validation that are read without memory too; 0: none.
         seed: of dropout.
@@ -80,7 +79,6 @@ class LanguageModule(LightningModule):
         *,
         optimizer: OptimizerConfig | Mapping[str, Any] | Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
         schedule: SchedulerConfig | Mapping[str, Any] | Callable[[int], float] | None = None,
-        total_steps: int | None = None,
         evaluation: Context | Mapping[str, Any] | None = None,
         memory_gain_tokens: int = 0,
         seed: int = 1,
@@ -93,19 +91,14 @@ class LanguageModule(LightningModule):
         if evaluation is None:
             evaluation = Context(1, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length)
         self.model: LanguageModel = model
-        self._optimizer = _settings("optimizer", optimizer)
-        self._schedule = _settings("scheduler", schedule)
-        self._total_steps = total_steps
+        self._optimizer, self._schedule = _settings("optimizer", optimizer), _settings("scheduler", schedule)
         self._context = evaluation if isinstance(evaluation, Context) else Context(**evaluation)
-        self._memory_gain_tokens = memory_gain_tokens
-        self._seed = seed
-        self._save_memory = save_memory
+        self._memory_gain_tokens, self._seed, self._save_memory = memory_gain_tokens, seed, save_memory
         self._train_nll = train_nll or model.nll
         hyper_parameters = {
             "model": {"config": plain(model.config), "vocab_size": model.vocab_size},
             "optimizer": self._optimizer,
             "schedule": self._schedule,
-            "total_steps": total_steps,
             "evaluation": dataclasses.asdict(self._context),
             **{"memory_gain_tokens": memory_gain_tokens, "seed": seed, "save_memory": save_memory},
         }
@@ -134,9 +127,8 @@ class LanguageModule(LightningModule):
         own = self._schedule
         if not isinstance(own, SchedulerConfig):
             return own if isinstance(own, Schedule) else Schedule(own or (lambda step: 1.0))
-        total_steps = self.trainer.max_steps if self._total_steps is None else self._total_steps
         peak = self._optimizer.lr if isinstance(self._optimizer, OptimizerConfig) else self._peaks[0]
-        return make_schedule(own, total_steps=total_steps, peak=peak)
+        return make_schedule(own, total_steps=self.trainer.max_steps, peak=peak)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the optimizer; the learning rate is set at each step, from the step alone."""

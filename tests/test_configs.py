@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from tests.conftest import REPOSITORY
 from transformer_xl.commands.compose import compose
 from transformer_xl.config import Config
-from transformer_xl.errors import UserError
-from transformer_xl.model.base import make_model
 from transformer_xl.settings import plain
 
 CONF = REPOSITORY / "conf"
@@ -65,34 +62,21 @@ def experiment_text(combination: dict[str, str]) -> str:
     return (CONF / f"experiment/{combination['experiment']}.yaml").read_text() if "experiment" in combination else ""
 
 
-@pytest.mark.parametrize("model", choices("model"))
-def test_every_preset_builds_on_the_meta_device(model: str) -> None:
-    with torch.device("meta"):
-        assert make_model(composed(f"model={model}").model, vocab_size=204)
-
-
 def test_a_preset_brings_its_recipe() -> None:
     assert sorted(choices("recipe")) == sorted(choices("model"))
     config = composed("model=txl_char_base")
     assert (config.data.segment_len, config.data.batch_size, config.optimizer.lr) == (512, 22, 2.5e-4)
-    assert (config.trainer.max_steps, config.scheduler.warmup_steps, config.trainer.gradient_clip_val) == (
-        400_000,
-        0,
-        0.25,
-    )
+    assert (config.trainer.max_steps, config.trainer.gradient_clip_val) == (400_000, 0.25)
 
 
 def test_evaluation_follows_training_unless_told_otherwise() -> None:
     config = composed("model.mem_len=33", "data.segment_len=11", "data.batch_size=3", "model.clamp_len=20")
-    assert tuple(dict(config.eval).values()) == (3, 11, 33, 20, False, None)
+    lengths = {"batch_size": 3, "segment_len": 11, "mem_len": 33, "clamp_len": 20, "same_length": False, "stride": None}
+    assert dict(config.eval) == lengths
 
 
 def test_another_argument_of_lightnings_trainer_is_handed_on() -> None:
     assert plain(composed("+trainer.sync_batchnorm=true").trainer)["sync_batchnorm"] is True
-    with pytest.raises(UserError, match=r"trainer.max_step is not a setting.*nearest is max_steps"):
-        composed("+trainer.max_step=5")
-    with pytest.raises(UserError, match=r"trainer.default_root_dir cannot be set: hydra.run.dir"):
-        composed("+trainer.default_root_dir=x")
 
 
 def test_nothing_in_conf_names_a_class() -> None:
@@ -130,9 +114,3 @@ def test_no_number_has_two_homes() -> None:
         values = yaml.safe_load(path.read_text()) or {}
         for key in recipe_keys & set(values):
             assert str(values[key]).startswith("${recipe."), (path, key)
-
-
-def test_packaged_configuration_is_the_repositorys() -> None:
-    text = (REPOSITORY / "pyproject.toml").read_text()
-    assert 'conf = "transformer_xl/conf"' in text
-    assert Path(CONF / "train.yaml").is_file()

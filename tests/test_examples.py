@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import re
 import runpy
@@ -6,7 +5,6 @@ import subprocess
 import sys
 import wave
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,16 +17,6 @@ from transformer_xl.data.characters import CharTokenizer
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.fixture(scope="module")
-def audio() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audio_example", EXAMPLES / "audio.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(name: str, *arguments: object) -> str:
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -36,97 +24,30 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-def tone(*, hertz: float, rate: int, seconds: float = 0.25) -> np.ndarray:
-    return 0.8 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
-
-
-def write_wav(path: Path, *channels: np.ndarray, rate: int, bits: int) -> None:
-    """Write samples in [-1, 1], number by number, as the format has them."""
+def write_wav(path: Path, *channels: np.ndarray, rate: int) -> None:
+    """Write samples in [-1, 1] as 16 bits each."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    frames = np.rint(np.stack(channels, axis=1).reshape(-1) * (2 ** (bits - 1) - 1)).astype(int).tolist()
     with wave.open(str(path), "wb") as file:
-        file.setparams((len(channels), bits // 8, rate, 0, "NONE", ""))
-        shift, signed = (128, False) if bits == 8 else (0, True)
-        file.writeframes(b"".join((n + shift).to_bytes(bits // 8, "little", signed=signed) for n in frames))
-
-
-def read_wav(path: Path) -> tuple[np.ndarray, int]:
-    with wave.open(str(path)) as file:
-        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
-        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767, file.getframerate()
-
-
-def error_bound(samples: np.ndarray) -> np.ndarray:
-    """Half a step of the companded value, 1/255, seen through the inverse of the companding."""
-    return (np.abs(samples) + 1 / 255) * (256 ** (1 / 255) - 1)
-
-
-def test_mu_law_loses_no_more_than_half_a_step(audio: ModuleType) -> None:
-    samples = np.linspace(-1, 1, 100_001)
-    ids = audio.encode(samples)
-    assert (ids.dtype, ids[0], ids[50_000], ids[-1]) == (np.uint8, 0, 128, 255)
-    assert (np.diff(ids.astype(int)) >= 0).all()
-    errors = np.abs(audio.decode(ids) - samples)
-    assert (errors <= error_bound(samples) + 1e-12).all()
-    assert errors.max() > 0.9 * error_bound(samples).max()  # or else the bound says nothing
-
-
-def test_every_id_comes_back(audio: ModuleType) -> None:
-    ids = np.arange(256, dtype=np.uint8)
-    assert (audio.encode(audio.decode(ids)) == ids).all()
-    # What the formula's inverse gives at the companded values 1, -1 and 0.6.
-    assert audio.decode(np.array([255, 0])).tolist() == pytest.approx([1.0, -1.0])
-    assert audio.decode(np.array([204]))[0] == pytest.approx((256**0.6 - 1) / 255)
-
-
-@pytest.mark.parametrize("bits", [8, 16, 24, 32])
-def test_sound_of_each_width(audio: ModuleType, tmp_path: Path, bits: int) -> None:
-    sound = tone(hertz=440, rate=8000)
-    write_wav(tmp_path / "a.wav", sound, rate=8000, bits=bits)
-    heard = audio.read_wav(tmp_path / "a.wav", 8000)
-    assert len(heard) == len(sound)
-    assert np.abs(heard - sound).max() <= 1.5 / 2 ** (bits - 1)
-
-
-def test_channels_are_mixed_and_rates_changed(audio: ModuleType, tmp_path: Path) -> None:
-    left, right = tone(hertz=440, rate=44_100), tone(hertz=220, rate=44_100)
-    write_wav(tmp_path / "a.wav", left, right, rate=44_100, bits=16)
-    heard = audio.read_wav(tmp_path / "a.wav", 8000)
-    wanted = (tone(hertz=440, rate=8000) + tone(hertz=220, rate=8000)) / 2
-    assert len(heard) == len(wanted) == 2000
-    assert np.abs(heard - wanted).max() < 1e-3
-    write_wav(tmp_path / "b.wav", tone(hertz=100, rate=4000), rate=4000, bits=16)
-    faster = audio.read_wav(tmp_path / "b.wav", 8000)
-    assert np.abs(faster - tone(hertz=100, rate=8000))[:-1].max() < 5e-3  # nothing follows the last one
+        file.setparams((len(channels), 2, rate, 0, "NONE", ""))
+        file.writeframes(np.rint(np.stack(channels, axis=1) * 32767).astype("<i2").tobytes())
 
 
 def test_a_folder_of_sound_becomes_ids_and_ids_become_sound(tmp_path: Path) -> None:
-    sound = tone(hertz=440, rate=8000)
-    write_wav(tmp_path / "in/a.wav", sound, rate=8000, bits=16)
-    write_wav(tmp_path / "in/b/c.wav", sound, sound, rate=16_000, bits=24)
+    sound = 0.8 * np.sin(2 * np.pi * 440 * np.arange(2000) / 8000)
+    write_wav(tmp_path / "in/a.wav", sound, rate=8000)
+    write_wav(tmp_path / "in/b/c.wav", sound, sound, rate=16_000)
     run("audio.py", "encode", tmp_path / "in", tmp_path / "ids")
-    assert sorted(path.relative_to(tmp_path / "ids").as_posix() for path in (tmp_path / "ids").rglob("*.*")) == [
-        "a.npy",
-        "b/c.npy",
-    ]
     ids = np.load(tmp_path / "ids/a.npy")
     assert (ids.dtype, ids.shape, np.load(tmp_path / "ids/b/c.npy").shape) == (np.uint8, (2000,), (1000,))
-    run("audio.py", "decode", tmp_path / "ids/a.npy", tmp_path / "a.wav")
-    heard, rate = read_wav(tmp_path / "a.wav")
-    assert rate == 8000
-    assert (np.abs(heard - sound) <= error_bound(sound) + 2 / 32767).all()
-    # What is sampled is text, and the end of a document, 256, stands for no sound.
+    # what is sampled is text, and the end of a document, 256, stands for no sound
     (tmp_path / "step-1.txt").write_text(" ".join(map(str, [*ids[:1000], 256, *ids[1000:]])))
-    run("audio.py", "decode", tmp_path / "step-1.txt", tmp_path / "b.wav", "--rate", 4000)
-    again, rate = read_wav(tmp_path / "b.wav")
-    assert rate == 4000
-    assert (again == heard).all()
-
-
-def test_one_file_of_sound(tmp_path: Path) -> None:
-    write_wav(tmp_path / "a.wav", tone(hertz=440, rate=8000), rate=8000, bits=8)
-    run("audio.py", "encode", tmp_path / "a.wav", tmp_path / "ids", "--rate", 4000)
-    assert np.load(tmp_path / "ids/a.npy").shape == (1000,)
+    run("audio.py", "decode", tmp_path / "step-1.txt", tmp_path / "a.wav")
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 8000)
+        heard = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
+    # half a step of the companded value, 1/255, seen through the inverse of the companding, and of 16 bits
+    bound = (np.abs(sound) + 1 / 255) * (256 ** (1 / 255) - 1) + 2 / 32767
+    assert (np.abs(heard - sound) <= bound).all()
 
 
 @pytest.mark.slow
@@ -159,11 +80,6 @@ def test_music_becomes_ids_and_ids_become_music(tmp_path: Path) -> None:
     assert [(note.time / beat, note.pitch, note.duration / beat) for note in track.notes] == [
         (time, pitch, 0.5) for time, pitch in notes
     ]
-
-
-@pytest.mark.parametrize("name", ["audio.py", "midi.py"])
-def test_an_example_is_short(name: str) -> None:
-    assert len((EXAMPLES / name).read_text().splitlines()) < 60
 
 
 @pytest.fixture(scope="module")

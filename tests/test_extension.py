@@ -123,7 +123,7 @@ def test_lightnings_callbacks_are_had_by_their_name(tiny_run: Run, capsys: pytes
     assert run.status == 0
     assert max(run.values("train/loss")) < 6
     for wrong, words in {
-        "+callbacks.ModelCheckpoint.monitor=x": "callbacks.ModelCheckpoint cannot be added: callbacks.checkpoint does",
+        "+callbacks.ModelCheckpoint.monitor=x": "callbacks.ModelCheckpoint cannot be added: this program does its work",
         "+callbacks.EarlyStoping.monitor=x": "callbacks.EarlyStoping is not a setting, nor a callback of Lightning's",
         "+callbacks.EarlyStopping.monitr=x": "callbacks.EarlyStopping cannot be made",
     }.items():

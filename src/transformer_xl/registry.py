@@ -41,11 +41,11 @@ _entries: dict[str, dict[str, Entry]] = {kind: {} for kind in HOMES}
 
 
 def register(kind: str, name: str, config: type[Any] | None = None) -> Callable[[Factory], Factory]:
-    """Return a decorator that makes a class or function a choice of `kind` named `name`.
+    """Return a decorator that makes a class or function a choice of `kind` named `name`, as in `optimizer=NAME`.
 
     Args:
         kind: one of `HOMES`; how parts of each kind are called stands in docs/extend.md.
-        name: of the choice, as in `optimizer=NAME`.
+        name: of the choice.
         config: the `Settings` class of its settings.
 
     Raises:
@@ -56,7 +56,7 @@ def register(kind: str, name: str, config: type[Any] | None = None) -> Callable[
 
     def decorate(factory: Factory) -> Factory:
         if not factory.__module__.startswith("transformer_xl."):
-            _import_shipped(kind)
+            names(kind)  # those of the shipped parts are taken
         taken = _entries[kind].get(name)
         if taken is not None and _origin(taken.factory) != _origin(factory):
             raise UserError(f"{kind} {name!r} of {_origin(factory)} is taken by {_origin(taken.factory)}: rename it")
@@ -67,21 +67,18 @@ def register(kind: str, name: str, config: type[Any] | None = None) -> Callable[
 
 
 def lookup(kind: str, name: str) -> Entry:
-    """Return the part of a kind that a name stands for.
-
-    Raises:
-        UserError: no part of this kind has the name.
-    """
-    _import_shipped(kind)
-    if name not in _entries[kind]:
-        near = nearest(name, names(kind))
-        raise UserError(f"there is no {kind} {name!r} ({near}); a part of your own needs plugins=[FILE]")
+    """Return the part of a kind that a name stands for; `UserError` where there is none."""
+    if name not in (known := names(kind)):
+        raise UserError(
+            f"there is no {kind} {name!r} ({nearest(name, known)}); a part of your own needs plugins=[FILE]"
+        )
     return _entries[kind][name]
 
 
 def names(kind: str) -> list[str]:
     """Return the names of all parts of a kind, sorted."""
-    _import_shipped(kind)
+    for module in HOMES[kind]:
+        import_module(module)
     return sorted(_entries[kind])
 
 
@@ -145,8 +142,3 @@ def checksum(entry: Entry) -> str | None:
 
 def _origin(factory: Callable[..., Any]) -> str:
     return f"{factory.__module__}.{factory.__qualname__}"
-
-
-def _import_shipped(kind: str) -> None:
-    for module in HOMES[kind]:
-        import_module(module)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from transformer_xl.config import Config, TrainerConfig, seconds_of
+from transformer_xl.config import Config, TrainerConfig
 from transformer_xl.data.lanes import Dataset, Segments, eval_starts
 from transformer_xl.errors import UserError
 from transformer_xl.settings import replace
@@ -68,7 +68,7 @@ def run_length(config: Config, corpus: Dataset) -> RunLength:
         validate_every=None if limit_val == 0 else _validate_every(trainer, layout),
         limit_val=limit_val,
         limit_test=_windows_read(config, corpus, "test", trainer.limit_test_batches),
-        max_seconds=None if trainer.max_time is None else seconds_of(trainer.max_time),
+        max_seconds=trainer.max_seconds,
     )
 
 

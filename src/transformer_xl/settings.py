@@ -6,7 +6,7 @@ stand in `conf/`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
@@ -21,13 +21,9 @@ from transformer_xl.registry import lookup, names, nearest
 S = TypeVar("S", bound="Settings")
 
 Count = Annotated[int, Field(ge=1)]
-"""At least one."""
 Number = Annotated[int, Field(ge=0)]
-"""None or more."""
 Amount = Annotated[float, Field(ge=0)]
-"""Zero or more."""
 Share = Annotated[float, Field(ge=0, lt=1)]
-"""At least 0 and below 1."""
 Width = Annotated[int, Field(ge=1, lt=1 << 24)]
 """Of a tensor."""
 Length = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -39,13 +35,7 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 class Settings(BaseModel):
     """A group of settings: frozen, of these names and exact types only; a whole number may stand for any number."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        protected_namespaces=(),
-        allow_inf_nan=False,
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     def rules(self) -> Iterator[str]:
         """Yield a part of a sentence for each combination of values that cannot work.
@@ -86,12 +76,7 @@ class SchedulerConfig(Settings):
 
 
 def parse(cls: type[S], value: object, key: str = "") -> S:
-    """Turn plain containers into settings.
-
-    Args:
-        cls: the group's class.
-        value: mapping of names to plain values, or settings.
-        key: dotted name of the group, for messages.
+    """Turn plain containers into the settings of a group, whose dotted name `key` is.
 
     Raises:
         UserError: all that is wrong, each part naming a setting by its dotted name.
@@ -99,7 +84,7 @@ def parse(cls: type[S], value: object, key: str = "") -> S:
     try:
         return cls.model_validate(value)
     except ValidationError as error:
-        raise UserError("; ".join(dict.fromkeys(_problems(error, cls, value, key)))) from error
+        raise UserError("; ".join(_problems(error, cls, value, key))) from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -114,11 +99,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def replace(settings: S, **changes: object) -> S:
-    """Return a copy with other values, which are validated.
-
-    Raises:
-        UserError: they cannot work.
-    """
+    """Return a copy with other values; `UserError` where they cannot work."""
     return parse(type(settings), dict(settings) | changes)
 
 
@@ -135,20 +116,16 @@ def defaults(cls: type[Settings]) -> dict[str, Any]:
 def names_in(cls: type[Settings], key: str = "") -> Iterator[str]:
     """Yield the dotted names of all settings of a group, those of all its kinds, and the groups' own."""
     for name, field in cls.model_fields.items():
-        yield _join(key, name)
+        yield (own := f"{key}.{name}".removeprefix("."))
         for option in (field.annotation, *get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, Settings):
-                yield from names_in(option, _join(key, name))
+                yield from names_in(option, own)
     for kind in cls.__subclasses__():
         yield from names_in(kind, key)
 
 
 def by_kind(
-    part: str,
-    base: type[Settings],
-    own: Mapping[str, type[Settings]] | None = None,
-    *,
-    without: type[Settings] | None = None,
+    part: str, base: type[Settings], own: Mapping[str, type[Settings]] | None = None, without: Any = None
 ) -> Any:
     """Return the annotation of a group whose `kind` says which class its settings have.
 
@@ -160,7 +137,7 @@ def by_kind(
     """
 
     def validate(value: object) -> Settings:
-        if not isinstance(value, Mapping) or isinstance(value, base):
+        if not isinstance(value, Mapping):
             return base.model_validate(value)
         kind, classes = str(value.get("kind")), own or {}
         if kind not in classes and kind not in names(part):
@@ -186,45 +163,38 @@ _SHORTER = {
 
 
 def _problems(error: ValidationError, cls: type[Settings], value: object, key: str) -> Iterator[str]:
-    wrong: dict[tuple[str, str], list[str]] = {}  # of a setting of several types each says what it must be
+    wrong: dict[str, dict[str, None]] = {}  # of a setting of several types each says what it must be
     for found in error.errors(include_url=False):
         name, message = _name(found, value, key), found["msg"]
         if found["type"] == "rule":
-            yield _join(name, message)
+            yield f"{name}.{message}".removeprefix(".")
         elif found["type"] == "value_error":
             yield message.removeprefix("Value error, ")
         elif found["type"] == "missing":
             yield f"{name} is missing"
         elif found["type"] == "extra_forbidden":
-            yield f"{name} is not a setting{_nearest_setting(name, set(names_in(cls, key)))}"
+            yield f"{name} is not a setting{_nearest_setting(name, cls, key)}"
         else:
             for long, short in _SHORTER.items():
                 message = message.replace(long, short)
-            wrong.setdefault((name, _shown(found["input"])), []).append(message)
-    for (name, shown), needed in wrong.items():
-        yield f"{name} is {shown}, and must be {' or '.join(dict.fromkeys(needed))}"
+            given = found["input"]
+            shown = "null" if given is None else str(given).lower() if isinstance(given, bool) else f"{given!r:.200}"
+            wrong.setdefault(f"{name} is {shown}, and must be ", {})[message] = None
+    yield from (setting + " or ".join(needed) for setting, needed in wrong.items())
 
 
 def _name(found: Mapping[str, Any], value: object, key: str) -> str:
     """Return the dotted name of the setting that an error is about: its place, without the types of a union."""
     for part in found["loc"]:
         if isinstance(value, Mapping) and (part in value or found["type"] == "missing"):
-            key, value = _join(key, part), value.get(part)
+            key, value = f"{key}.{part}".removeprefix("."), value.get(part)
         elif isinstance(value, list) and isinstance(part, int):
             key, value = f"{key}[{part}]", value[part]
     return key
 
 
-def _nearest_setting(name: str, known: Collection[str]) -> str:
-    last = name.rpartition(".")[2]
-    near = [one for one in sorted(known) if one.startswith("recipe.") <= name.startswith("recipe.")]
-    close = [one for one in near if one.rpartition(".")[2] == last] or get_close_matches(name, near, n=1)
+def _nearest_setting(name: str, cls: type[Settings], key: str) -> str:
+    known = sorted(one for one in set(names_in(cls, key)) if one.startswith("recipe.") <= name.startswith("recipe."))
+    same = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    close = same or get_close_matches(name, known, n=1)
     return f" (the nearest is {close[-1]})" if close else ""
-
-
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else f"{value!r:.200}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,18 +48,3 @@ def test_a_mistake_ends_in_one_sentence_and_status_2(tmp_path: Path, capsys: pyt
         assert all(word in captured.err for word in words)
     assert (full / "file").read_text() == "precious"
     assert not (tmp_path / "target").exists()
-
-
-def test_an_empty_folder_may_be_the_target(tmp_path: Path) -> None:
-    assert run([str(DATA / "own"), str(tmp_path)]) == 0
-    assert load_model(tmp_path).config == load_model(DATA / "own").config
-
-
-def test_help_comes_without_torch() -> None:
-    code = (
-        "import sys; from transformer_xl.commands.convert import run\n"
-        "try: run(['--help'])\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "SOURCE" in done.stdout.upper()
-    assert done.stdout.splitlines()[-1] == "0 False"

@@ -44,27 +44,31 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Call:
-    """One command, read.
+    """One command line.
 
     Attributes:
         name: of the command, and of its file in `conf/`.
-        command: the arguments as the user typed them, the program first.
+        command: the program and its arguments, as the user typed them.
         config_dirs: `conf/`, and the folder that `--config-dir` names.
-        flags: `--config-dir` and `plugins=`, which a sweep hands to its jobs.
         overrides: `key=value`, as the user typed them.
-        rows: of the experiment, where it is a comparison: the overrides that `row=NAME` stands for.
+        rows: of an experiment that is a comparison: the overrides that `row=NAME` stands for.
         is_sweep: whether several runs are asked for.
-        shows: `help`, or `cfg`: the composed configuration; None: the command does its work.
+        shows: `help`, or `job`: the composed configuration; None: the command does its work.
     """
 
     name: str
     command: list[str]
     config_dirs: list[Path]
-    flags: list[str]
     overrides: list[str]
     rows: Mapping[str, str]
     is_sweep: bool
     shows: str | None
+
+    @property
+    def flags(self) -> list[str]:
+        """What a sweep hands to its jobs besides their settings."""
+        plugins = [word for word in self.command if word.startswith("plugins=")]
+        return [*(f"--config-dir={folder}" for folder in self.config_dirs[1:]), *plugins]
 
     @property
     def given(self) -> frozenset[str]:
@@ -131,11 +135,7 @@ class Call:
         return dict(values)
 
     def settings(self, cls: type[S]) -> S:
-        """Return what the command composes as the settings of a class.
-
-        Raises:
-            UserError: all that is wrong, each part naming a setting.
-        """
+        """Return what the command composes as the settings of a class; `UserError` says all that is wrong with it."""
         return parse(cls, self.values(self.compose()))
 
     def help(self) -> str:
@@ -156,11 +156,7 @@ class Call:
 
 
 def read(name: str, command: Sequence[str]) -> Call:
-    """Read a command line, and import its plugins.
-
-    Args:
-        name: of the command.
-        command: the program and its arguments.
+    """Read a command line, the program first, and import its plugins.
 
     Raises:
         UserError: a plugin is not there, or a word is no setting.
@@ -177,21 +173,11 @@ def read(name: str, command: Sequence[str]) -> Call:
             raise UserError(f"{word} is no setting: a setting is written key=value; --help lists all, and the flags")
         if re.match(r"[+~]*hydra[./]", word) and key_of(word) not in LITERAL_KEYS:
             raise UserError(f"{word}: of Hydra's own settings only hydra.run.dir and hydra.sweep.dir are used")
-    config_dirs = [shipped_config_dir(), *([Path(known.config_dir).absolute()] if known.config_dir else [])]
+    packaged = Path(__file__).parents[1] / "conf"
+    conf = packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
+    config_dirs = [conf, *([Path(known.config_dir).absolute()] if known.config_dir else [])]
     rows, overrides = _with_rows(overrides, config_dirs)
-    call = Call(
-        name=name,
-        command=list(command),
-        config_dirs=config_dirs,
-        flags=[
-            *(f"--config-dir={folder}" for folder in config_dirs[1:]),
-            *(word for word in command if word.startswith("plugins=")),
-        ],
-        overrides=overrides,
-        rows=rows,
-        is_sweep=known.multirun,
-        shows=known.shows,
-    )
+    call = Call(name, list(command), config_dirs, overrides, rows, known.multirun, known.shows)
     _store_parts(config_dirs)
     return replace(call, is_sweep=True) if rows and not known.multirun and len(call.jobs()) > 1 else call
 
@@ -235,33 +221,26 @@ def _with_rows(overrides: list[str], folders: list[Path]) -> tuple[Mapping[str, 
     paths = [path for folder in folders if (path := folder / f"experiment/{given.get('experiment')}.yaml").is_file()]
     content = yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
     rows: Mapping[str, str] = content.get("rows", {})
-    if not rows:
-        return {}, overrides
-    for row in _items(given.get("row", "")):
-        if row not in rows:
-            raise UserError(f"row={row} is none of experiment={given['experiment']} ({nearest(row, list(rows))})")
-    swept = {"row": ",".join(rows), **content["sweep"]}
+    unknown = [row for row in _items(given.get("row", "")) if rows and row not in rows]
+    if unknown:
+        near = nearest(unknown[0], list(rows))
+        raise UserError(f"row={unknown[0]} is none of experiment={given['experiment']} ({near})")
+    swept = {"row": ",".join(rows), **content["sweep"]} if rows else {}
     return rows, [*(f"{key}={value}" for key, value in swept.items() if key not in given), *overrides]
-
-
-def shipped_config_dir() -> Path:
-    """Return the project's `conf/`: in the installed package, or in the checkout."""
-    packaged = Path(__file__).parents[1] / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
 def _store_parts(folders: list[Path]) -> None:
     """Make parts from outside choices of Hydra's groups, with the defaults of their settings."""
     store = ConfigStore.instance()
     models = [path.stem for folder in folders[1:] for path in (folder / "model").glob("*.yaml")]
+    models += [entry.name for entry in registry.outside("model")]
     for kind, group in _GROUPS.items():
         for entry in registry.outside(kind):
-            node: dict[str, Any] = {"kind": entry.name} | ({} if entry.config is None else defaults(entry.config))
             base = getattr(entry.config, "base", "_base")
-            if (folders[0] / group / f"{base}.yaml").is_file():
-                node = {"defaults": [base, "_self_"], **node}
+            has_base = (folders[0] / group / f"{base}.yaml").is_file()
+            node = {"kind": entry.name} | ({} if entry.config is None else defaults(entry.config))
+            node |= {"defaults": [base, "_self_"]} if has_base else {}
             store.store(group=group, name=entry.name, node=node, provider="plugins")
-            models += [entry.name] if kind == "model" else []
     for model in models:
         if not any((folder / f"recipe/{model}.yaml").is_file() for folder in folders):
             store.store(group="recipe", name=model, node={"defaults": ["txl_tiny"]}, provider="plugins")

@@ -16,10 +16,6 @@ from transformer_xl import processes
 from transformer_xl.commands.call import Call, read
 from transformer_xl.errors import Stopped, UserError
 
-MISTAKEN = 2
-"""Exit status after a user's mistake."""
-_INTERRUPTED = 130
-
 
 class _Screen:
     """A standard stream that swallows what cannot be written any more, as after `| head -1` or a lost terminal."""
@@ -41,12 +37,7 @@ class _Screen:
 
 
 def main(work: Callable[[], int], *, outlives_screen: bool = False) -> NoReturn:
-    """Do a command's work as a process of its own, and exit with its status.
-
-    Args:
-        work: returns the exit status.
-        outlives_screen: whether it goes on where nobody reads its standard streams any more.
-    """
+    """Do a command's work, and exit with its status; `outlives_screen`: also where nobody reads what it prints."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed before the command began
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
@@ -67,7 +58,7 @@ def run(
     """Read the command line and do what it asks for; return the exit status, as `ended` does.
 
     Args:
-        name: of the command, and of its file in `conf/` without `.yaml`.
+        name: of the command, and of its file in `conf/`.
         job: the command's work.
         argv: arguments without the program; those of this process by default.
         sweep: runs the jobs of a sweep and returns its exit status; None: the command has no sweeps.
@@ -91,7 +82,7 @@ def run(
 
 
 def ended(work: Callable[[], int]) -> int:
-    """Do a command's work, say how it ended where it did not simply finish, and return the exit status.
+    """Do a command's work, say why it ended, and return the exit status.
 
     Returns:
         That of the work; 1 after a bug, 2 after a user's mistake, 0 where nobody reads standard output any more, or as
@@ -103,7 +94,7 @@ def ended(work: Callable[[], int]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return 130
     except Stopped as stopped:
         print(_one_line(str(stopped)), file=sys.stderr)
         return stopped.exit_code
@@ -116,7 +107,7 @@ def ended(work: Callable[[], int]) -> int:
             traceback.print_exception(error)
             return 1
         print(f"error: {_one_line(sentence)}", file=sys.stderr)
-        return MISTAKEN
+        return 2
     return status
 
 

@@ -161,7 +161,7 @@ def _cosine(settings: CosineConfig, total_steps: int, *, peak: float) -> Callabl
     def factor(step: int) -> float:
         if step <= settings.warmup_steps:
             return _warmup(step, settings.warmup_steps)
-        progress = min(1.0, (step - 1) / total_steps)
+        progress = min(1.0, (step - 1) / max(1, total_steps))
         return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
     return factor

@@ -22,7 +22,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "scheduler": ("transformer_xl.training.optim",),
     "memory": ("transformer_xl.model.memory",),
     "tokenizer": tuple(f"transformer_xl.data.{module}" for module in ("characters", "words", "subwords")),
-    "corpus": ("transformer_xl.data.corpora", "transformer_xl.data.token_ids"),
+    "corpus": tuple(f"transformer_xl.data.{module}" for module in ("text", "token_ids", "corpora")),
     "callback": (),
     "logger": (),
 }

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.data.corpora import stdlib_sources, text_sources
+from transformer_xl.data.corpora import stdlib_sources
 from transformer_xl.data.files import Cut, Sources, describe, split_of_name
-from transformer_xl.data.text import read_text
+from transformer_xl.data.text import read_text, text_sources
 from transformer_xl.data.token_ids import token_sources
 from transformer_xl.data_config import StdlibConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError

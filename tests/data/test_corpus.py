@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from transformer_xl.commands.compose import compose
-from transformer_xl.data import files, flat
+from transformer_xl.data import documents as flat
+from transformer_xl.data import files
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data_config import StdlibConfig, StoredConfig, TextConfig, TokensConfig

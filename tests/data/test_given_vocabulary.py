@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.data import flat
+from transformer_xl.data import documents as flat
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.characters import CharTokenizer, RankedByteTokenizer
 from transformer_xl.data.corpus import Corpus

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from transformer_xl.data import files, text
-from transformer_xl.data.files import Source, as_named, describe, list_files, read_bytes
+from transformer_xl.data.files import Source, describe, list_files, read_bytes
 from transformer_xl.data.text import read_text
 from transformer_xl.errors import UserError
 
@@ -42,7 +42,7 @@ def written(path: Path, data: bytes, **how: str) -> Source:
 def documents_of(source: Source, *, documents: str = "record", **options: Any) -> list[bytes]:
     """Return the whole documents of a source."""
     found: list[bytes] = []
-    for data, begins in read_text(source, documents=documents, **options):
+    for data, _, begins, _ in read_text(source, documents=documents, **options):
         if begins:
             found.append(b"")
         found[-1] += data
@@ -281,11 +281,11 @@ def test_odd_names_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_a_files_name_says_how_it_is_written(name: str, asked: str, format: str, compression: str | None) -> None:
-    source = as_named(Source(Path(name), name, 1, 1), format=asked, field="t", setting="data.path is x")
+    source = text._as_named(Source(Path(name), name, 1, 1), format=asked, field="t", setting="data.path is x")
     assert (source.format, source.compression) == (format, compression)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.TGZ", "a.parquet.gz"])
 def test_what_is_packed_otherwise_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=rf"data\.path is x, where '{name}' is packed: unpack it"):
-        as_named(Source(Path(name), name, 1, 1), format="auto", field="t", setting="data.path is x")
+        text._as_named(Source(Path(name), name, 1, 1), format="auto", field="t", setting="data.path is x")

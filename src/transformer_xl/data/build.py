@@ -31,14 +31,13 @@ from transformer_xl.data.corpus import (
     token_dtype,
     write_sidecar,
 )
-from transformer_xl.data.encode import Encoder, learning_parts
+from transformer_xl.data.documents import Encoder, Flat, learning_parts, split_documents
 from transformer_xl.data.files import Source, Sources
-from transformer_xl.data.flat import Flat, split_documents
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.subwords import load_pretrained, local_path
-from transformer_xl.data.text import Piece, read_text
+from transformer_xl.data.text import read_text
 from transformer_xl.data.token_ids import read_ids
-from transformer_xl.data.tokenizer import LearnSettings, Tokenizer, load_vocabulary
+from transformer_xl.data.tokenizer import LearnSettings, Part, Tokenizer, load_vocabulary
 from transformer_xl.data.words import SentenceTokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, locked, naming_file
@@ -223,7 +222,7 @@ def _strips(config: StoredConfig, tokenizer: Tokenizer | type[Tokenizer]) -> boo
 
 def _flattened(config: Any, sources: Sources, known: Tokenizer | None, work: Path) -> tuple[Flat, list[range]]:
     """Write all documents, split by split, and return the ranges of the splits."""
-    read: Callable[[Source], Iterator[Piece]]
+    read: Callable[[Source], Iterator[Part]]
     if isinstance(config, TokensConfig):
         assert known is not None
         flat = Flat(work, token_dtype(known.size))
@@ -239,7 +238,7 @@ def _flattened(config: Any, sources: Sources, known: Tokenizer | None, work: Pat
         for source in sources.splits.get(split, ()):
             flat.write(read(source), place=source.place)
         given = (one.encode() if isinstance(one, str) else one for one in sources.documents.get(split, ()))
-        flat.write((Piece(one, begins=True) for one in given), place=f"{split} of data={config.kind}")
+        flat.write(map(Part, given), place=f"{split} of data={config.kind}")
         ranges.append(range(begin, flat.size))
     return flat, ranges
 

@@ -9,15 +9,14 @@ import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl import hub, registry
-from transformer_xl.data.files import Cut, Source, Sources, as_named, describe, divide, list_files, walk
+from transformer_xl.data.files import Cut, Source, Sources, describe, walk
 from transformer_xl.data.lanes import SPLITS
-from transformer_xl.data_config import PublishedConfig, StdlibConfig, TextConfig
+from transformer_xl.data_config import PublishedConfig, StdlibConfig
 from transformer_xl.errors import UserError, first_line, locked
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -30,15 +29,6 @@ _HEADERS = {
     "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/125.0 Safari/537.36",
     "Accept-Encoding": "identity",
 }
-_WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt'"
-
-
-@registry.register("corpus", "text", TextConfig)
-def text_sources(config: TextConfig, *, announce: Callable[[str], None]) -> Sources:
-    """Find the files that `data.path` names, and their splits; `UserError` where they are missing or unclear."""
-    setting = f"data.path is {config.path!r}"
-    read_as = partial(as_named, format=config.format, field=config.field, setting=setting)
-    return divide(config, list_files(str(config.path), setting=setting, wanted=_WANTED), read_as)
 
 
 @registry.register("corpus", "stdlib", StdlibConfig)

@@ -19,9 +19,6 @@ from transformer_xl.errors import UserError, first_line
 CHUNK_BYTES = 1 << 20
 _CACHE_FILES = {"corpus.json", "vocabulary.json"}
 _WILDCARD = re.compile(r"[*?\[]")
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
-_ARCHIVES = {".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".7z", ".rar"}
 _SPLIT_NAME = re.compile(
     r"(?:(?P<train>training|train)|(?P<valid>validation|valid|val|dev)|(?P<test>test))(?:$|[-._0-9])", re.I
 )
@@ -124,22 +121,6 @@ def split_of_name(name: str) -> str | None:
     path = PurePosixPath(name)
     found = (_SPLIT_NAME.match(part) for part in (path.parts[0], path.name))
     return next((match.lastgroup for match in found if match), None)
-
-
-def as_named(file: Source, *, format: str, field: str, setting: str) -> Source:
-    """Return a file with what its name says of how it is written, as far as `data.format` leaves that open.
-
-    `UserError` for archives.
-    """
-    stem, suffix = os.path.splitext(file.name.lower())
-    compression = _COMPRESSIONS.get(suffix)
-    if compression:
-        suffix = os.path.splitext(stem)[1]
-    by_name = _FORMATS.get(suffix, "text")
-    kind = by_name if format == "auto" or (format == "csv" and by_name == "tsv") else format
-    if suffix in _ARCHIVES or (kind == "parquet" and compression):
-        raise UserError(f"{setting}, where {file.name!r} is packed: unpack it, and name the folder with its files")
-    return file._replace(format=kind, field=None if kind == "text" else field, compression=compression)
 
 
 def list_files(path: str, *, setting: str, wanted: str) -> Sources:

@@ -226,8 +226,8 @@ def last_border(data: bytes) -> int:
 
 def _training_texts(parts: Iterable[Part]) -> Iterator[str]:
     """Yield texts of some kilobytes: the library takes 256 at a time into memory."""
-    for data, _ in parts:
-        start = 0
+    for part in parts:
+        data, start = part.data, 0
         while start < len(data):
             width = _PART_BYTES
             while not (cut := last_border(data[start : start + width])) and start + width < len(data):

@@ -5,27 +5,52 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 
-from transformer_xl.data.files import CHUNK_BYTES, Source, read_bytes
+from transformer_xl import registry
+from transformer_xl.data.files import CHUNK_BYTES, Source, Sources, divide, list_files, read_bytes
+from transformer_xl.data.tokenizer import Part
+from transformer_xl.data_config import TextConfig
 from transformer_xl.errors import UserError, first_line
 
 LONGEST_RECORD = 64 << 20
 """Characters; a longer line of JSON or CSV is refused, so that memory stays bounded."""
+_WANTED = "a text file, a folder of text files, or a glob such as 'logs/**/*.txt'"
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
+_ARCHIVES = {".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".7z", ".rar"}
 _BLANK_LINES = re.compile(rb"(?<=[^ \t\r\n])[ \t\r]*\n(?:[ \t\r]*\n)+()")
 _BLANKS = rb"[ \t\r\x0b\x0c]*"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _ADVICE = "data.encoding names another encoding, data.errors=replace goes on, data.tokenizer=byte takes any file"
 
 
-class Piece(NamedTuple):
-    """A document or a part of one: bytes, or token ids; `begins`: whether a document begins with it."""
+@registry.register("corpus", "text", TextConfig)
+def text_sources(config: TextConfig, *, announce: Callable[[str], None]) -> Sources:
+    """Find the files that `data.path` names, and their splits; `UserError` where they are missing or unclear."""
+    setting = f"data.path is {config.path!r}"
+    read_as = partial(_as_named, format=config.format, field=config.field, setting=setting)
+    return divide(config, list_files(str(config.path), setting=setting, wanted=_WANTED), read_as)
 
-    data: Any
-    begins: bool
+
+def _as_named(file: Source, *, format: str, field: str, setting: str) -> Source:
+    """Return a file with what its name says of how it is written, as far as `data.format` leaves that open.
+
+    `UserError` for archives.
+    """
+    stem, suffix = os.path.splitext(file.name.lower())
+    compression = _COMPRESSIONS.get(suffix)
+    if compression:
+        suffix = os.path.splitext(stem)[1]
+    by_name = _FORMATS.get(suffix, "text")
+    kind = by_name if format == "auto" or (format == "csv" and by_name == "tsv") else format
+    if suffix in _ARCHIVES or (kind == "parquet" and compression):
+        raise UserError(f"{setting}, where {file.name!r} is packed: unpack it, and name the folder with its files")
+    return file._replace(format=kind, field=None if kind == "text" else field, compression=compression)
 
 
 def read_text(
@@ -36,7 +61,7 @@ def read_text(
     encoding: str = "utf-8",
     errors: str = "strict",
     any_bytes: bool = False,
-) -> Iterator[Piece]:
+) -> Iterator[Part]:
     r"""Yield a file's documents in UTF-8; a record that is no document of its own gets a final `\n`.
 
     Args:
@@ -59,14 +84,14 @@ def read_text(
     else:
         records = _records(source, decoded, errors)
         if documents == "record":
-            return (Piece(record, begins=True) for record in records)
+            return (Part(record) for record in records)
         chunks = (record if record.endswith(b"\n") else record + b"\n" for record in records)
     if documents == "blank_line":
         return _divided(chunks, _BLANK_LINES)
     if documents == "marker":
         line = _BLANKS + re.escape(str(marker).strip().encode()) + _BLANKS
         return _divided(chunks, re.compile(rb"^(" + line + rb"(?:\n|\Z))", re.MULTILINE))
-    return map(Piece, chunks, chain([True], repeat(False)))
+    return (Part(chunk, begins=not number) for number, chunk in enumerate(chunks))
 
 
 def _decoded(source: Source, encoding: str, errors: str) -> Iterator[bytes]:
@@ -119,7 +144,7 @@ def without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
     return chain([first.removeprefix(codecs.BOM_UTF8)] if first else [], following)
 
 
-def _divided(chunks: Iterable[bytes], border: re.Pattern[bytes]) -> Iterator[Piece]:
+def _divided(chunks: Iterable[bytes], border: re.Pattern[bytes]) -> Iterator[Part]:
     """Divide a text where a border matches; its first group belongs to no document."""
     held, begins = b"", True
     for chunk in chain(chunks, [b""]):
@@ -132,10 +157,10 @@ def _divided(chunks: Iterable[bytes], border: re.Pattern[bytes]) -> Iterator[Pie
         start = 0
         for found in border.finditer(text, 0, settled):
             if start < found.start(1):
-                yield Piece(text[start : found.start(1)], begins)
+                yield Part(text[start : found.start(1)], begins=begins)
             start, begins = found.end(1), True
         if start < settled:
-            yield Piece(text[start:settled], begins)
+            yield Part(text[start:settled], begins=begins)
             begins = False
         held = text[settled:]
 

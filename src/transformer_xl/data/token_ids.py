@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from transformer_xl import registry
 from transformer_xl.data.files import Source, Sources, describe, divide, list_files, read_bytes
-from transformer_xl.data.text import Piece, without_mark
+from transformer_xl.data.text import without_mark
+from transformer_xl.data.tokenizer import Part
 from transformer_xl.data_config import TokensConfig
 from transformer_xl.errors import UserError, first_line
 
@@ -54,7 +55,7 @@ def _as_named(file: Source, *, dtype: str | None, setting: str) -> Source:
     return file._replace(format=suffix)
 
 
-def read_ids(source: Source, *, dtype: str | None, vocab_size: int, documents: str) -> Iterator[Piece]:
+def read_ids(source: Source, *, dtype: str | None, vocab_size: int, documents: str) -> Iterator[Part]:
     """Yield the ids of a file in order; of `documents=record` each list of .jsonl is one, else the file is.
 
     `UserError` naming the place of what is no id below `vocab_size`; `dtype` is that of .bin.
@@ -70,7 +71,7 @@ def read_ids(source: Source, *, dtype: str | None, vocab_size: int, documents: s
                     f"{source.place} holds id {ids[wrong[0]]} as token {count + wrong[0]:,}, counted from 0, and ids "
                     f"must be at least 0 and below {vocab_size}, the size that data.vocab_size or data.vocabulary says"
                 )
-            yield Piece(ids, begins)
+            yield Part(ids, begins=begins)
             begins = documents == "record" and source.format == ".jsonl"
             count += len(ids)
     except UserError:

@@ -38,12 +38,16 @@ class Part(NamedTuple):
     """A document, or a part of it that ends where the tokenizer's `split_point` says.
 
     Attributes:
-        data: UTF-8, or any bytes where the tokenizer takes them.
+        data: UTF-8, or any bytes where the tokenizer takes them; of a corpus of ids an array of them.
         ends: whether the document ends here.
+        begins: whether it begins here.
+        place: among all documents of a corpus, in bytes or ids.
     """
 
-    data: bytes
+    data: Any
     ends: bool = True
+    begins: bool = True
+    place: int = 0
 
 
 class Encoded(NamedTuple):

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data import encode, files, flat, token_ids
+from transformer_xl.data import documents as flat
+from transformer_xl.data import files, token_ids
 from transformer_xl.data.characters import ByteTokenizer
+from transformer_xl.data.documents import Encoder, Flat, split_documents, windows
 from transformer_xl.data.files import Cut, describe
-from transformer_xl.data.flat import Flat, split_documents, windows
-from transformer_xl.data.text import Piece
 from transformer_xl.data.token_ids import read_ids
-from transformer_xl.data.tokenizer import after_blank
+from transformer_xl.data.tokenizer import Part, after_blank
 from transformer_xl.errors import UserError
 
 FRACTION = Cut("fraction", valid=0.1, test=0.2)
@@ -32,7 +32,7 @@ numbers = itertools.count()
 
 def of(folder: Path, *documents: bytes) -> Flat:
     found = Flat(folder / f"flat-{next(numbers)}", None)
-    found.write([Piece(document, True) for document in documents], place="'a.txt'")
+    found.write(map(Part, documents), place="'a.txt'")
     return found
 
 
@@ -53,12 +53,13 @@ def test_windows_are_the_documents(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat, "WINDOW", size)
         found = list(windows(whole, range(begin, end), len))
-    contents = [[part.data for part in one.parts] for one in found]
+    contents = [[part.data for part in one] for one in found]
     assert b"".join(itertools.chain.from_iterable(contents)) == b"".join(documents)[begin:end]
     for one, texts in zip(found, contents, strict=True):
-        edges = np.cumsum([one.begin, *map(len, texts)]).tolist()
-        assert (one.begins, one.parts[-1].ends) == (edges[0] in borders, edges[-1] in borders)
-        assert all(part.ends for part in one.parts[:-1])
+        edges = np.cumsum([one[0].place, *map(len, texts)]).tolist()
+        assert (one[0].begins, one[-1].ends) == (edges[0] in borders, edges[-1] in borders)
+        assert all(part.ends for part in one[:-1])
+        assert all(part.begins for part in one[1:])
         assert set(edges[1:-1]) <= set(borders)
         assert not set(borders) & set(range(edges[0] + 1, edges[-1])) - set(edges)
 
@@ -67,7 +68,7 @@ def test_a_long_document_is_cut_where_it_may_be(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(flat, "WINDOW", 8)
     monkeypatch.setattr(flat, "_LONGEST", 16)
     whole = of(tmp_path, b"one two three " + "\u6771".encode() * 20 + b" four")
-    contents = [one.parts[0].data for one in windows(whole, range(whole.size), after_blank)]
+    contents = [one[0].data for one in windows(whole, range(whole.size), after_blank)]
     assert contents[:3] == [b"one two ", b"three ", "\u6771".encode() * 5]
 
 
@@ -148,7 +149,9 @@ FORMS: dict[str, Callable[[Path, list[list[int]]], object]] = {
 def ids_of(path: Path, **options: Any) -> list[list[int]]:
     source = describe(path, name=path.name)._replace(format=path.suffix)
     found: list[list[int]] = []
-    for ids, begins in read_ids(source, **{"dtype": "uint16", "vocab_size": 300, "documents": "record", **options}):
+    for ids, _, begins, _ in read_ids(
+        source, **{"dtype": "uint16", "vocab_size": 300, "documents": "record", **options}
+    ):
         if begins:
             found.append([])
         found[-1] += ids.tolist()
@@ -196,12 +199,12 @@ def test_arrays_that_hold_no_ids_are_named(tmp_path: Path) -> None:
 def test_work_over_several_processes_is_the_work_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [f"{number} ".encode() * (number % 50) for number in range(900)]
     whole = of(tmp_path, *documents, "\u6771".encode() * 5000)
-    encoder = encode.Encoder(flat=whole, tokenizer=ByteTokenizer(end_of_document=True), strips=False, end=256)
+    encoder = Encoder(flat=whole, tokenizer=ByteTokenizer(end_of_document=True), strips=False, end=256)
     monkeypatch.setattr(flat, "WINDOW", 1 << 10)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     results = []
     for worth in (1e9, 0.0):
-        monkeypatch.setattr(encode, "_WORTH_PROCESSES_S", worth)
+        monkeypatch.setattr(flat, "_WORTH_PROCESSES_S", worth)
         folder = tmp_path / str(worth)
         folder.mkdir()
         written = encoder.write(range(whole.size), split="train", folder=folder, limit=None, announce=pytest.fail)
@@ -213,20 +216,20 @@ def test_work_over_several_processes_is_the_work_of_one(tmp_path: Path, monkeypa
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from transformer_xl.data import encode, flat
+from transformer_xl.data import documents as flat
 from transformer_xl.data.characters import ByteTokenizer
-from transformer_xl.data.text import Piece
+from transformer_xl.data.tokenizer import Part
 
 class Slow(ByteTokenizer):
     def encode_part(self, part):
         time.sleep(0.0 if part.data == b"a" else 60)
         return super().encode_part(part)
 
-flat.WINDOW, encode._WORTH_PROCESSES_S = 1, 0.0
-encode.os.sched_getaffinity = lambda process: {0, 1}
+flat.WINDOW, flat._WORTH_PROCESSES_S = 1, 0.0
+flat.os.sched_getaffinity = lambda process: {0, 1}
 documents = flat.Flat(Path(sys.argv[1]) / "flat", None)
-documents.write([Piece(b"a" + b"x" * 90, True)], place="x")
-encoder = encode.Encoder(flat=documents, tokenizer=Slow(), strips=False, end=None)
+documents.write([Part(b"a" + b"x" * 90)], place="x")
+encoder = flat.Encoder(flat=documents, tokenizer=Slow(), strips=False, end=None)
 print("begun", flush=True)
 encoder.write(range(91), split="train", folder=Path(sys.argv[1]), limit=None, announce=print)
 """

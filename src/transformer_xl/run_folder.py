@@ -17,19 +17,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from pydantic import ConfigDict
 
 from transformer_xl import registry
-from transformer_xl.config import Config, EvalConfig, LoggerConfig, RecipeConfig, WandbConfig
-from transformer_xl.data_config import Data
+from transformer_xl.config import Config
 from transformer_xl.errors import UserError, atomic_write
-from transformer_xl.settings import Settings, by_kind, parse, plain, read_settings
-
-S = TypeVar("S", bound=Settings)
+from transformer_xl.settings import parse, plain, read_settings
 
 AUTO = "auto"
 """The value of `resume=` that starts a run, goes on with it, or reports it, whatever its folder holds."""
@@ -120,42 +116,17 @@ def config_of(folder: Path) -> Config:
     Raises:
         UserError: its `config.yaml` is damaged, or another version's, and how.
     """
-    return _parsed(Config, folder)
-
-
-def _parsed(cls: type[S], folder: Path) -> S:
+    settings = read_config(folder)
     try:
-        return parse(cls, read_config(folder))
+        return parse(Config, settings)
     except UserError as error:
-        path = folder / "config.yaml"
-        raise error if str(path) in str(error) else UserError(f"{path} is of another version: {error}") from error
+        raise UserError(f"{folder / 'config.yaml'} is of another version: {error}") from error
 
 
 def write_config(config: Config, folder: Path) -> None:
     """Write the resolved configuration to the run folder."""
     with atomic_write(folder / "config.yaml") as file:
         yaml.safe_dump(plain(config), file, sort_keys=False, allow_unicode=True)
-
-
-class SavedConfig(Settings):
-    """What commands about a trained model read of its run's configuration, whichever version wrote the rest."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    init_from: str | None
-    recipe: RecipeConfig
-    data: Data
-    eval: EvalConfig
-    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
-
-
-def saved_config(folder: Path) -> SavedConfig:
-    """Read what a command about a trained model needs of its run's configuration.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    return _parsed(SavedConfig, folder)
 
 
 # ---- run.json and summary.json

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict
 from rich.console import Console
 from rich.progress import Progress
 
@@ -23,15 +24,16 @@ from transformer_xl import run_folder
 from transformer_xl.commands.evaluate import EvaluateConfig, ReadingConfig
 from transformer_xl.commands.evaluation_rows import Row, draw, print_rows
 from transformer_xl.commands.models import OUTPUTS, LoadedModel, NamedModel, find_models
-from transformer_xl.config import EvalConfig, WandbConfig, reading_problems
+from transformer_xl.config import EvalConfig, LoggerConfig, RecipeConfig, WandbConfig, reading_problems
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
 from transformer_xl.data.recall import Recall
-from transformer_xl.data_config import DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
+from transformer_xl.data_config import Data, DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError, atomic_write, locked
 from transformer_xl.inference import evaluate
 from transformer_xl.init_from import fitting
-from transformer_xl.settings import parse, plain, replace
+from transformer_xl.interop.native import naming
+from transformer_xl.settings import Settings, by_kind, parse, plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training import wandb as monitors
 
@@ -39,6 +41,18 @@ RECORD = "evaluation.json"
 _FORMAT = 1
 _SHARES = {"data.test_fraction", "data.valid_fraction", "data.split"}
 """Settings that say which part of a text is the test split."""
+
+
+class SavedConfig(Settings):
+    """What commands about a trained model read of its run's configuration, whichever version wrote the rest."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    init_from: str | None
+    recipe: RecipeConfig
+    data: Data
+    eval: EvalConfig
+    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +109,7 @@ def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[
         UserError: nobody says which corpus, or it cannot be read with the model's vocabulary, or as it is asked for.
     """
     loaded = named.load(device=config.device, precision=config.eval.precision)
-    run = None if named.run is None else run_folder.saved_config(named.run)
+    run = _run_of(named)
     own = None if run is None else run.data
     settings = own if config.data is None else config.data
     if settings is None:
@@ -126,9 +140,14 @@ def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[
     return Subject(named=named, loaded=loaded, data=data, data_path=path, readings=readings)
 
 
-def _open_corpus(
-    named: NamedModel, loaded: LoadedModel, settings: DataConfig, run: run_folder.SavedConfig | None
-) -> Dataset:
+def _run_of(named: NamedModel) -> SavedConfig | None:
+    if named.run is None:
+        return None
+    with naming(named.run / "config.yaml"):
+        return parse(SavedConfig, named.settings)
+
+
+def _open_corpus(named: NamedModel, loaded: LoadedModel, settings: DataConfig, run: SavedConfig | None) -> Dataset:
     """Open a corpus; `run` is the run whose own text it is, None for another text."""
     vocabulary = loaded.model.vocabulary
     seed = named.settings.get("seed", 1)  # conf/train.yaml's
@@ -289,12 +308,11 @@ def _tell(line: str) -> None:
 
 def check_can_publish(model: NamedModel) -> tuple[Path, WandbConfig, run_folder.Identity]:
     """Return what opens the W&B run of a model's training run; `UserError` where there is none, or it is in use."""
-    logger = None if model.run is None else run_folder.saved_config(model.run).logger
-    identity = None if model.run is None else run_folder.read_identity(model.run)
-    if model.run is None or identity is None or not isinstance(logger, WandbConfig):
+    run, identity = _run_of(model), None if model.run is None else run_folder.read_identity(model.run)
+    if model.run is None or run is None or identity is None or not isinstance(run.logger, WandbConfig):
         raise UserError(f"wandb is true, and {model.path} comes from no run with a W&B run (logger=wandb)")
     run_folder.refuse_if_in_use(model.run)  # two processes would write to one W&B run
-    return model.run.absolute(), logger, identity
+    return model.run.absolute(), run.logger, identity
 
 
 def publish(row: Row) -> str:

@@ -84,8 +84,7 @@ class NamedModel:
         """
         own = self.settings[group]["segment_len"] if self.settings else _SEGMENT_LEN
         context = model.own_context(segment_len=own).resolved(segment_len=segment_len, **dict(memory))
-        lengths: dict[str, Any] = {name: getattr(context, name) for name in ("mem_len", "clamp_len", "same_length")}
-        problems = list(model.refusals(model.config, **lengths, group="memory."))
+        problems = list(model.refusals(model.config, **context.lengths, group="memory."))
         longest = model.max_segment_len
         if longest is not None and context.segment_len > longest:
             problems.append(f"segment_len is {context.segment_len}, and the model can read at most {longest} at once")

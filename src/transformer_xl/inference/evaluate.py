@@ -72,13 +72,7 @@ def read_split(
         progress: called after each segment with the predictions counted so far.
     """
     device, lanes = next(model.parameters()).device, source.batch_size
-    session = stream(
-        model,
-        batch_size=lanes,
-        mem_len=context.mem_len,
-        clamp_len=context.clamp_len,
-        same_length=context.same_length,
-    )
+    session = stream(model, batch_size=lanes, **context.lengths)
     batches = EvalStream(
         source=source, segment_len=context.segment_len, stride=context.stride, lanes=range(lanes), device=device
     )
@@ -104,8 +98,7 @@ def read_split(
     read = joined.to(torch.promote_types(joined.dtype, torch.float32)).cpu().numpy()
     losses = np.full((lanes, source.lane_len), math.nan, read.dtype)
     losses[:, : read.shape[1]] = read
-    score = Score(float(nll_sum) / tokens if tokens else math.nan, tokens)
-    return SplitLosses(score, losses)
+    return SplitLosses(Score(float(nll_sum) / tokens if tokens else math.nan, tokens), losses)
 
 
 class Classes(NamedTuple):

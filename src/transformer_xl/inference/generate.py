@@ -136,13 +136,7 @@ class _CachedReader:
         self._pieces = _pieces_in_reach(model, context)
         self._segment_len = context.segment_len if self._pieces else max(context.segment_len, _LARGE_PIECE)
         self._device = next(model.parameters()).device
-        self._session = stream(
-            model,
-            batch_size=texts,
-            mem_len=context.mem_len,
-            clamp_len=context.clamp_len,
-            same_length=context.same_length,
-        )
+        self._session = stream(model, batch_size=texts, **context.lengths)
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Read the next tokens of each text; return log-probabilities (B, V) of the token after them."""

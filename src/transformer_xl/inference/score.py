@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from transformer_xl.data.tokenizer import Encoded, EncodeError, Part, Tokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.model.base import Context, LanguageModel
-from transformer_xl.model.streaming import Stream, stream
+from transformer_xl.model.streaming import stream
 
 Unit = Literal["line", "document"]
 _LAST_LINE_END = re.compile(rb"\r?\n\Z")
@@ -137,7 +137,7 @@ class Scorer:
         self._model, self._context = model, context
         self._start, self._reads_on = start, reads_on
         self._device = next(model.parameters()).device
-        self._session = self._new_session()
+        self._session = stream(model, batch_size=1, **context.lengths)
         self.last = start
 
     def read(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -147,7 +147,7 @@ class Scorer:
             UserError: a loss is no number.
         """
         if not self._reads_on:
-            self._session, self.last = self._new_session(), self._start
+            self._session, self.last = stream(self._model, batch_size=1, **self._context.lengths), self._start
         before = [] if self.last is None else [self.last]
         tokens = torch.from_numpy(np.concatenate([np.array(before, np.int64), ids])).to(self._device)
         self.last = int(ids[-1]) if len(ids) else self.last
@@ -159,13 +159,3 @@ class Scorer:
         if not np.isfinite(nats).all():
             raise UserError("the model gives a token a loss that is no number: its weights or its precision are broken")
         return nats
-
-    def _new_session(self) -> Stream:
-        context = self._context
-        return stream(
-            self._model,
-            batch_size=1,
-            mem_len=context.mem_len,
-            clamp_len=context.clamp_len,
-            same_length=context.same_length,
-        )

@@ -41,6 +41,11 @@ class Context:
     same_length: bool
     stride: int | None = None
 
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """What a session is told: `mem_len`, `clamp_len`, `same_length`."""
+        return {"mem_len": self.mem_len, "clamp_len": self.clamp_len, "same_length": self.same_length}
+
     def resolved(self, **asked: object) -> Context:
         """Return this context with the values that are asked for; "own" leaves this one's."""
         return replace(self, **{name: value for name, value in asked.items() if value != "own"})  # type: ignore[arg-type]

@@ -290,7 +290,7 @@ class Config(Settings):
         network: Any = lookup("model", model.kind).factory
         yield from reading_problems(model, model, "model")
         yield from reading_problems(self.eval, model)
-        yield from _too_long(network, model, "data.segment_len", data.longest_segment)
+        yield from _too_long(network, model, "data.segment_len", int(data.segment_len + 3 * data.segment_len_sd))
         if self.init_from is None:
             if model.div_val > 1 and not model.cutoffs:
                 yield f"model.div_val is {model.div_val}, and needs clusters, as in model.cutoffs=[2000,10000]"

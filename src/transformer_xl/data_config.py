@@ -11,12 +11,10 @@ from pydantic import AfterValidator, Field
 from transformer_xl.registry import nearest, outside
 from transformer_xl.settings import Amount, Count, Settings, Share, by_kind
 
-_TOKENIZERS = ("byte", "char", "word", "wikitext", "bpe")
-
 
 def tokenizers() -> list[str]:
     """Return the tokenizers that a corpus makes by itself; any other name is one that another program trained."""
-    return [*_TOKENIZERS, *(entry.name for entry in outside("tokenizer"))]
+    return ["byte", "char", "word", "wikitext", "bpe", *(entry.name for entry in outside("tokenizer"))]
 
 
 def _where_it_lies(name: str) -> str:
@@ -40,11 +38,6 @@ class DataConfig(Settings):
     half_segments: Annotated[float, Field(ge=0, le=1)]
     loss: Literal["full", "half"]
     lane_chunks: Count
-
-    @property
-    def longest_segment(self) -> int:
-        """The length at which drawn lengths are cut: three deviations above the mean, as published."""
-        return int(self.segment_len + 3 * self.segment_len_sd)
 
 
 class StoredConfig(DataConfig):

@@ -20,11 +20,7 @@ class DamagedError(UserError):
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and did so in order
-    """The run was asked to stop, has saved its checkpoint, and can be resumed.
-
-    Attributes:
-        exit_code: of the process.
-    """
+    """The run was asked to stop, has saved its checkpoint, and can be resumed; `exit_code` is the process's."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -70,14 +66,9 @@ def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]
 
 @contextmanager
 def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterator[None]:
-    """Hold a lock that one process of this machine has at a time, and that a killed one gives back.
+    """Hold the lock file `path`, which one process of this machine has at a time and a killed one gives back.
 
-    Where the file system has no locks, all may go on at once.
-
-    Args:
-        path: of the lock file, which is left there.
-        announce: called with `waiting` once, if another process has the lock.
-        waiting: what to say.
+    `announce` is called with `waiting` if another process has it. Where the file system has no locks, all may go on.
     """
     from filelock import FileLock, Timeout
 

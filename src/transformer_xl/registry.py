@@ -83,9 +83,8 @@ def names(kind: str) -> list[str]:
 
 
 def outside(kind: str) -> list[Entry]:
-    """Return the parts of a kind that did not come with this package, by name."""
-    entries = (entry for _, entry in sorted(_entries[kind].items()))
-    return [entry for entry in entries if not entry.factory.__module__.startswith("transformer_xl.")]
+    """Return the parts of a kind that did not come with this package."""
+    return [entry for entry in _entries[kind].values() if not entry.factory.__module__.startswith("transformer_xl.")]
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -101,20 +100,18 @@ loaded: dict[str, str] = {}
 def take_plugins(arguments: Sequence[str]) -> list[str]:
     """Import what `plugins=[FILE,MODULE]` among a command's arguments names; return the other arguments.
 
-    A file is imported by its name, its folder added to the end of the path, so that further processes find it too.
-
     Raises:
         UserError: there is no such file or module, or another module has the file's name.
     """
-    for argument in arguments:
-        if argument.startswith("plugins="):
-            for plugin in argument.removeprefix("plugins=").strip("[]").split(","):
-                if plugin.strip():
-                    _load(plugin.strip())
+    given = [argument.removeprefix("plugins=") for argument in arguments if argument.startswith("plugins=")]
+    for plugin in ",".join(given).replace("[", "").replace("]", "").split(","):
+        if plugin.strip():
+            _load(plugin.strip())
     return [argument for argument in arguments if not argument.startswith("plugins=")]
 
 
 def _load(plugin: str) -> None:
+    """Import a module, or a file by its name, whose folder comes to the path's end, for further processes too."""
     path, is_file = Path(os.path.expanduser(plugin)).absolute(), plugin.endswith(".py")
     name = path.stem if is_file else plugin
     if is_file and not path.is_file():

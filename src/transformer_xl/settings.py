@@ -1,8 +1,4 @@
-"""What all settings are made of: typed, frozen groups, and their mistakes in words.
-
-A group is a subclass of `Settings`: fields with types and bounds, and `rules` for what holds between them. The numbers
-stand in `conf/`.
-"""
+"""Typed, frozen groups of settings, whose numbers stand in `conf/`, and their mistakes in words."""
 
 from __future__ import annotations
 
@@ -127,13 +123,9 @@ def names_in(cls: type[Settings], key: str = "") -> Iterator[str]:
 def by_kind(
     part: str, base: type[Settings], own: Mapping[str, type[Settings]] | None = None, without: Any = None
 ) -> Any:
-    """Return the annotation of a group whose `kind` says which class its settings have.
+    """Return the annotation of a group whose `kind` says which class its settings have, all of them `base`'s.
 
-    Args:
-        part: the kind of part in the registry, where each `kind` is registered with its class.
-        base: of all these classes.
-        own: further classes, of what is made without the registry.
-        without: what a part without settings of its own has; None: `base`.
+    The classes are those of `own` and of the registry's parts; a part that names no class has `without`, else `base`.
     """
 
     def validate(value: object) -> Settings:

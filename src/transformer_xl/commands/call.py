@@ -31,15 +31,8 @@ LITERAL_KEYS = frozenset(
     | {"data.path", "data.dir", "data.vocabulary", "data.document_marker"}
 )
 """Their values are taken as they are typed, and never reach Hydra's grammar."""
-_GROUPS = {
-    "position": "model/position",
-    "model": "model",
-    "optimizer": "optimizer",
-    "scheduler": "scheduler",
-    "corpus": "data",
-    "logger": "logger",
-}
-"""Kinds of parts that are chosen as Hydra's groups."""
+_GROUPS = {kind: kind for kind in registry.HOMES} | {"position": "model/position", "corpus": "data"}
+"""Kind of a part -> the group of Hydra's by which it is chosen."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +135,15 @@ class Call:
         """Return the text of `--help`: the template in `conf/`, with choices and settings put in."""
         composed = self.compose()
         text = (self.config_dirs[0] / f"{self.name}.yaml").read_text(encoding="utf-8")
-        groups = [*_GROUPS.values(), "experiment"]
-        shown = {group.replace("/", "_"): ", ".join(self._choices(group)) for group in groups}
+        shown = {}
+        for group in (*_GROUPS.values(), "experiment"):
+            names = {path.stem for folder in self.config_dirs for path in (folder / group).glob("*.yaml")}
+            names |= {entry.name for kind in _GROUPS if _GROUPS[kind] == group for entry in registry.outside(kind)}
+            shown[group.replace("/", "_")] = ", ".join(sorted(name for name in names if name[0] != "_"))
         with flag_override(composed, "struct", False):
             template = composed.pop("hydra").help.template
         shown |= {"program": program(self.name), "settings": text.partition("\nhydra:")[0].partition("\n")[2]}
         return str(template).format(**shown, config=OmegaConf.to_yaml(composed, resolve="{config}" in template))
-
-    def _choices(self, group: str) -> list[str]:
-        names = {path.stem for folder in self.config_dirs for path in (folder / group).glob("*.yaml")}
-        names |= {entry.name for kind in _GROUPS if _GROUPS[kind] == group for entry in registry.outside(kind)}
-        return sorted(name for name in names if not name.startswith("_"))
 
 
 def read(name: str, command: Sequence[str]) -> Call:

@@ -19,11 +19,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Convert a model, say what was written, and return the exit status, as `cli.ended` does.
-
-    Args:
-        arguments: of the command line.
-    """
+    """Convert a model, say what was written, and return the exit status, as `cli.ended` does."""
     return cli.ended(lambda: _convert(arguments))
 
 
@@ -34,17 +30,11 @@ def _convert(arguments: Sequence[str]) -> int:
         description="Write a Transformer-XL in another format. Nothing that is in its files is run.",
     )
     parser.add_argument(
-        "source",
-        help="what txl.load_model loads: a run folder, a checkpoint, a folder of this program or of transformers, a "
-        "checkpoint of NVIDIA's, exported weights of the published code, or owner/name[@revision] on the Hub",
+        "source", help="what txl.load_model loads: a run folder, a checkpoint, a model's folder, a Hub name"
     )
     parser.add_argument("target", help="a new folder")
     parser.add_argument(
-        "--to",
-        choices=("native", "transformers"),
-        default="native",
-        help="native: config.json, model.safetensors, vocabulary.json (default); transformers: what its "
-        "TransfoXLLMHeadModel.from_pretrained reads",
+        "--to", choices=("native", "transformers"), default="native", help="the format; default: native"
     )
     options = parser.parse_args(registry.take_plugins(arguments))
     target = Path(os.path.expanduser(options.target))
@@ -57,9 +47,7 @@ def _convert(arguments: Sequence[str]) -> int:
     model = load_model(options.source)
     (save_model if options.to == "native" else save_transformers)(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    vocabulary = "no vocabulary" if model.vocabulary is None else f"its {model.vocabulary.kind} vocabulary"
-    print(
-        f"wrote {target} ({options.to}): {model.config.kind}, {parameters:,} parameters, {model.vocab_size:,} symbols, "
-        f"{vocabulary}"
-    )
+    size = f"{parameters:,} parameters, {model.vocab_size:,} symbols"
+    known = "" if model.vocabulary is None else f", its {model.vocabulary.kind} vocabulary"
+    print(f"wrote {target} ({options.to}): {model.config.label}, {size}{known}")
     return 0

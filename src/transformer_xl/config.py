@@ -261,8 +261,6 @@ class WandbConfig(LoggerConfig):
     timeout_seconds: Annotated[float, Field(ge=1)]
 
 
-Logger = Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
-
 # ---- the run
 
 
@@ -283,7 +281,7 @@ class Config(Settings):
     eval: EvalConfig
     trainer: TrainerConfig
     callbacks: CallbacksConfig
-    logger: Logger
+    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
 
     def rules(self) -> Iterator[str]:
         model, data = self.model, self.data

@@ -72,14 +72,9 @@ def test_what_can_work_passes(overrides: list[str]) -> None:
     compose(*overrides)
 
 
-def test_a_resume_keeps_the_clusters_that_were_cut_in_one_line(
-    tiny_run: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_keeps_the_clusters_that_were_cut(tiny_run: Callable[..., Outcome]) -> None:
     settings = ["data.tokenizer=char", "model.cutoffs=[10,5000]", "model.div_val=2", "scheduler.total_steps=8"]
     whole = tiny_run(*settings, "trainer.max_steps=8", name="whole")
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if "model.cutoffs" in line]
-    assert "[10, 5000]" in said
-    assert "[10]" in said
     stopped = tiny_run(*settings, "trainer.max_steps=5", name="stopped")
     assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=8", base=False).status == 0
     assert stopped.values("train/loss") == whole.values("train/loss")

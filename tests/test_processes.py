@@ -109,7 +109,7 @@ def test_the_others_end_when_one_is_killed(text_file: Path, tmp_path: Path, is_m
         assert f"PID {others[1]} terminated with code -9" in stdout + stderr
     else:
         assert process.returncode == 1
-        assert stderr.startswith("process 3 of 3 has ended (killed by SIGKILL): the run was")
+        assert stderr.startswith("process 3 of 3 has ended with status -9: the run was")
 
 
 TWICE = """

@@ -107,10 +107,6 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
             f"model.cutoffs is {config.model.cutoffs}, which needs a vocabulary sorted by frequency, and the "
             f"{vocabulary.kind} vocabulary of data={corpus.name} is not: use model.cutoffs=[] model.div_val=1"
         )
-    if cutoffs != config.model.cutoffs:
-        run.say(
-            f"note     model.cutoffs {config.model.cutoffs} is cut to {cutoffs}: the vocabulary has {vocabulary.size:,}"
-        )
     torch.manual_seed(config.seed)
     made = make_model(config.model, vocab_size=vocabulary.size)
     made.vocabulary = vocabulary
@@ -122,6 +118,10 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
 
 def module(config: Config, model: LanguageModel) -> LanguageModule:
     """Make the LightningModule."""
+    train_nll: TrainNll | None = None
+    if config.compile:
+        assert isinstance(model, Transformer)
+        train_nll = compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")
     return LanguageModule(
         model,
         optimizer=config.optimizer,
@@ -130,13 +130,8 @@ def module(config: Config, model: LanguageModel) -> LanguageModule:
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         save_memory=config.callbacks.checkpoint.save_memory,
-        train_nll=_compiled(config, model) if config.compile else None,
+        train_nll=train_nll,
     )
-
-
-def _compiled(config: Config, model: LanguageModel) -> TrainNll:
-    assert isinstance(model, Transformer)
-    return compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")
 
 
 def datamodule(config: Config, corpus: Dataset, length: RunLength) -> LaneDataModule:

@@ -10,7 +10,7 @@ import torch
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, tokenizers
-from transformer_xl.errors import UserError
+from transformer_xl.errors import UserError, first_line
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.settings import plain, replace
@@ -97,24 +97,21 @@ def check_vocabulary(source: LanguageModel, vocabulary: Tokenizer, config: Confi
     )
 
 
-@torch.no_grad()
 def copy_weights(source: LanguageModel, target: LanguageModel, *, init_from: str) -> None:
     """Copy the source's weights; rows of tokens that it lacks keep what they were drawn as.
 
     Raises:
-        UserError: a tensor has another shape, by its name and both shapes.
+        UserError: a tensor is missing, or has another shape.
     """
-    theirs, mine = source.state_dict(), target.state_dict()
-    for name in [*mine, *theirs]:
-        their_shape, shape = (tuple(state[name].shape) if name in state else None for state in (theirs, mine))
-        if their_shape and shape and name.startswith(_ROWS_OF_TOKENS) and target.vocab_size > source.vocab_size:
-            shape = (min(their_shape[0], shape[0]), *shape[1:])
-        if their_shape != shape:
-            found = "missing" if their_shape is None else their_shape
-            needed = "is not in the model" if shape is None else f"must be {shape}"
-            raise UserError(
-                f"the weights of init_from={init_from} do not fit the model: {name} is {found}, and {needed} (without "
-                "model= and model.* its own settings are taken)"
-            )
-    for name, tensor in mine.items():
-        tensor[: len(theirs[name])].copy_(theirs[name])
+    weights, drawn = source.state_dict(), target.state_dict()
+    try:
+        if target.vocab_size > source.vocab_size:
+            for name in weights.keys() & drawn.keys():
+                if name.startswith(_ROWS_OF_TOKENS):
+                    weights[name] = torch.cat([weights[name], drawn[name][len(weights[name]) :]])
+        target.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"the weights of init_from={init_from} do not fit the model (without model= and model.* its own settings "
+            f"are taken): {first_line(error)}"
+        ) from error

@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -81,8 +80,7 @@ def is_started_by_srun() -> bool:
 
 
 def _all_start_at_once() -> bool:
-    by_hand = int(os.environ.get("WORLD_SIZE", "1")) > 1 and _RUN not in os.environ
-    return "TORCHELASTIC_RUN_ID" in os.environ or is_started_by_srun() or by_hand
+    return "TORCHELASTIC_RUN_ID" in os.environ or is_started_by_srun()
 
 
 def cluster_environment() -> ClusterEnvironment | None:
@@ -143,7 +141,7 @@ def together() -> Iterator[None]:
         yield
     finally:
         torch = sys.modules.get("torch")
-        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if torch is not None and torch.distributed.is_initialized():
             with contextlib.suppress(Exception):
                 torch.distributed.destroy_process_group()
         for name, value in before.items():  # Lightning leaves them behind, and the next run would take them for its own
@@ -154,22 +152,19 @@ def together() -> Iterator[None]:
 
 def _join() -> None:
     import torch
-    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo"
     environment = cluster_environment()
-    if isinstance(environment, SLURMEnvironment):
-        rank, size = environment.global_rank(), environment.world_size()
-        address, port = environment.main_address, environment.main_port
-    else:
-        rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
-        size = int(os.environ["WORLD_SIZE"])
-        address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"])
-    options: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": timedelta(minutes=30)}
-    if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # else torchrun's agent listens there
-        options["init_method"] = f"tcp://{address}:{port}"
+    assert environment is not None
+    port = environment.main_port
+    where = f"tcp://{environment.main_address}:{port}" if is_started_by_srun() else "env://"
     try:
-        torch.distributed.init_process_group(backend, **options)
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "gloo",
+            init_method=where,
+            rank=environment.global_rank(),
+            world_size=environment.world_size(),
+            timeout=timedelta(minutes=30),
+        )
     except torch.distributed.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -233,14 +228,12 @@ def is_broken_connection(error: BaseException) -> bool:
 
 def lost_process(trainer: Trainer | None) -> str:
     """Say which process of the run has ended, where this one has started it."""
-    processes = getattr(getattr(getattr(trainer, "strategy", None), "launcher", None), "procs", [])
+    started = getattr(getattr(getattr(trainer, "strategy", None), "launcher", None), "procs", [])
     deadline = time.monotonic() + _SECONDS_TO_NOTICE
-    while processes and time.monotonic() < deadline:  # a connection breaks before its process has quite ended
-        for number, process in enumerate(processes, start=2):
-            status = process.poll()
-            if status is not None:
-                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-                return f"process {number} of {len(processes) + 1} has ended ({how})"
+    while started and time.monotonic() < deadline:  # a connection breaks before its process has quite ended
+        for number, process in enumerate(started, start=2):
+            if process.poll() is not None:
+                return f"process {number} of {len(started) + 1} has ended with status {process.returncode}"
         time.sleep(0.1)
     return "another process of the run has ended"
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer_xl.config import Config
 from transformer_xl.data.tokenizer import tokenizer_from_json
-from transformer_xl.errors import DamagedError, UserError
+from transformer_xl.errors import DamagedError, UserError, first_line
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
 from transformer_xl.settings import plain
 from transformer_xl.training.checkpoint import LAST, step_checkpoints
 
 if TYPE_CHECKING:
     from transformer_xl.data.lanes import Dataset
-    from transformer_xl.model.base import LanguageModel
+    from transformer_xl.training.module import LanguageModule
 
 ANY_RESUME = (
     "resume",
@@ -106,16 +106,12 @@ class Found(NamedTuple):
         if tokenizer_from_json(self.state["vocabulary"]).hash() != corpus.vocabulary.hash():
             raise UserError(f"data.tokenizer gives another vocabulary than that of {self.path}: start a new run")
 
-    def refuse_other_weights(self, model: LanguageModel) -> None:
+    def refuse_other_weights(self, module: LanguageModule) -> None:
         """Refuse weights that are not those of the run's network, before Lightning loads them."""
-        theirs = {name: tuple(tensor.shape) for name, tensor in self.state["state_dict"].items()}
-        ours = {f"model.{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        for name in [*ours, *theirs]:
-            if theirs.get(name) != ours.get(name):
-                raise UserError(
-                    f"{self.path} cannot be resumed: its weight {name} is {theirs.get(name, 'missing')}, and the run's "
-                    f"is {ours.get(name, 'missing')}"
-                )
+        try:
+            module.load_state_dict(self.state["state_dict"])
+        except RuntimeError as error:
+            raise UserError(f"{self.path} cannot be resumed: {first_line(error)}") from error
 
 
 def newest_checkpoint(folder: Path) -> Found | None:

@@ -73,7 +73,7 @@ class Run:
         config: resolved; what follows from the corpus is filled in as it becomes known.
         identity: what it is over all its processes.
         signals: that stop it.
-        given: keys and groups that the command names itself; None: not known.
+        command: that started it; known on the main process.
         summary: what `summary.json` will say.
         checkpoint: what training goes on from; None: from the start.
         step: the optimizer step at which it starts.
@@ -89,7 +89,7 @@ class Run:
     config: Config
     identity: Identity
     signals: StopSignals
-    given: Collection[str] | None = None
+    command: Command = field(default_factory=Command)
     summary: Summary = field(default_factory=Summary)
     checkpoint: Path | None = None
     step: int = 0
@@ -107,7 +107,7 @@ class Run:
 
     def names(self, key: str) -> bool:
         """Return whether the command itself names a setting."""
-        return self.given is None or key in self.given
+        return self.command.given is None or key in self.command.given
 
     def is_finished(self, corpus: Dataset, *, max_steps: int) -> bool:
         """Return whether nothing is left to do, in training and in the report.
@@ -182,10 +182,6 @@ class Run:
             if logger.kind != "none":
                 trainer.loggers = [lookup("logger", logger.kind).factory(logger, self)]
             return
-        if "WANDB_PROJECT" in os.environ and not self.names("logger.project"):
-            logger = replace(logger, project=os.environ["WANDB_PROJECT"])
-        if "WANDB_TAGS" in os.environ and not self.names("logger.tags"):
-            logger = replace(logger, tags=os.environ["WANDB_TAGS"].split(","))
         monitor = monitors.open_wandb(
             logger,
             folder=folder,
@@ -296,9 +292,14 @@ def _decide(config: Config, command: Command, signals: StopSignals, stack: conte
     stack.enter_context(locked(folder))
     if is_new:
         stack.callback(_remove_if_unused, folder)
-    summary = Summary(command=command.typed)
-    identity = Identity.new(command.choices)
-    run = Run(folder=folder, config=config, identity=identity, signals=signals, given=command.given, summary=summary)
+    run = Run(
+        folder=folder,
+        config=config,
+        identity=Identity.new(command.choices),
+        signals=signals,
+        command=command,
+        summary=Summary(command=command.typed),
+    )
     if command.folder is None and config.name is not None and slug(config.name) != config.name:
         run.say(f"note     name={config.name} stands for the folder {shown(folder)}")
     if origin is not None:

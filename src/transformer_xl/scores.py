@@ -34,34 +34,29 @@ class Unit:
     name: str
     tokens_per_byte: float | None
 
-    def __post_init__(self) -> None:
-        assert self.name in _IN_WORDS
-        assert self.name != BITS_PER_BYTE or self.tokens_per_byte is not None, "bits per byte are those of a text"
-
     def of(self, loss: float) -> float:
-        """Turn nats a token into the figure that belongs to the vocabulary."""
-        if self.name == PERPLEXITY:
-            return math.inf if loss >= 700 else math.exp(loss)
-        if self.name == BITS_PER_CHARACTER:
-            return loss / math.log(2)
-        return self.figures(loss)[BITS_PER_BYTE]
+        """Return the figure that belongs to the vocabulary, of a loss in nats per token."""
+        return self.figures(loss)[self.name]
 
     def figures(self, loss: float) -> dict[str, float]:
-        """Give that figure by its name, and bits per byte too wherever the data is text."""
-        figures = {} if self.name == BITS_PER_BYTE else {self.name: self.of(loss)}
+        """Return that figure by its name, and bits per byte too wherever the data is text."""
+        figures = {}
+        if self.name == PERPLEXITY:
+            figures[PERPLEXITY] = math.inf if loss >= 700 else math.exp(loss)
+        elif self.name == BITS_PER_CHARACTER:
+            figures[BITS_PER_CHARACTER] = loss / math.log(2)
         if self.tokens_per_byte is not None:
             figures[BITS_PER_BYTE] = loss / math.log(2) * self.tokens_per_byte
         return figures
 
     def shown(self, loss: float) -> dict[str, float]:
-        """Give the figures without saying bits per byte twice, which where each token is a byte are `bpc`."""
-        is_twice = self.name == BITS_PER_CHARACTER and self.tokens_per_byte == 1
-        return {name: value for name, value in self.figures(loss).items() if not (is_twice and name == BITS_PER_BYTE)}
-
-
-_IN_WORDS = {PERPLEXITY: "ppl", BITS_PER_CHARACTER: "bpc", BITS_PER_BYTE: "bits per byte"}
+        """Return the figures without bits per byte where they are `bpc`: where each token is a byte."""
+        figures = self.figures(loss)
+        if self.name == BITS_PER_CHARACTER and self.tokens_per_byte == 1:
+            del figures[BITS_PER_BYTE]
+        return figures
 
 
 def in_words(name: str) -> str:
-    """Write a unit's name for a table or a sentence."""
-    return _IN_WORDS[name]
+    """Return a unit's name for a table or a sentence."""
+    return "bits per byte" if name == BITS_PER_BYTE else name

@@ -31,8 +31,7 @@ def out_of_memory_at(step: int, original: Callable[..., dict[str, torch.Tensor]]
     [
         (1, 1, "try data.lane_chunks=2, which gives the same gradients"),
         (1, 3, "try data.lane_chunks=4, which"),
-        (1, 4, "try a smaller data.segment_len"),
-        (5, 2, "/run data.lane_chunks=4, which"),
+        (1, 4, "data.lane_chunks 4; try less"),
     ],
 )
 def test_training_names_batch_segment_memory_and_the_next_chunks(

@@ -55,7 +55,7 @@ TEST = Row("test", "test", EIGHT, LENGTHS)
 
 def test_bytes_have_one_unit() -> None:
     title, _, header, _, row, _ = printed(made_up(ByteTokenizer(), text_bytes=10), TEST)
-    assert title.rstrip() == "text: nats per token, and bpc"
+    assert title.rstrip() == "text: nats per token, bpc"
     assert cells(header) == ["split", "loss", "bpc", "segment / memory", "predictions"]
     assert cells(row) == ["test", "2.0794", "3.0000", "32 / 64", "10"]
 
@@ -64,7 +64,7 @@ def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
     data = made_up(WORDS, text_bytes=20)
     rows = (TEST, Row("test, unigram model", "test", Score(9.0, 123_456_789), None))
     title, _, *header, _, test, unigram, _ = printed(data, *rows)
-    assert title.rstrip() == "text: nats per token, ppl, and bits per byte"
+    assert title.rstrip() == "text: nats per token, ppl, bits per byte"
     headings = [" ".join(parts).strip() for parts in zip(*map(cells, header), strict=True)]
     assert headings == ["split", "loss", "ppl", "bits / byte", "segment / memory", "predictions"]
     assert cells(test) == ["test", "2.0794", "8.0000", "1.5000", "32 / 64", "10"]
@@ -73,7 +73,7 @@ def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
 
 def test_sub_words_have_bits_a_byte() -> None:
     title, _, header, _, row, _ = printed(made_up(SubWords(4), text_bytes=20), TEST)
-    assert title.rstrip() == "text: nats per token, and bits per byte"
+    assert title.rstrip() == "text: nats per token, bits per byte"
     assert cells(header) == ["split", "loss", "bits per byte", "segment / memory", "predictions"]
     assert cells(row)[:3] == ["test", "2.0794", "1.5000"]
 
@@ -87,7 +87,7 @@ def test_each_row_is_read_with_its_own_splits_tokens_a_byte() -> None:
 
 def test_what_is_no_text_has_no_bits_a_byte() -> None:
     title, *_ = printed(made_up(SymbolTokenizer(4)), TEST)
-    assert title.rstrip() == "text: nats per token, and bpc"
+    assert title.rstrip() == "text: nats per token, bpc"
 
 
 def test_no_scores_are_said_instead_of_an_empty_table() -> None:
@@ -106,7 +106,7 @@ def test_scores_on_much_that_is_unknown_are_marked() -> None:
 
 def test_what_a_corpus_wants_is_printed_beside_each_score() -> None:
     data = made_up(ByteTokenizer(), text_bytes=10, name="enwik8", read_as=DROPPED)
-    assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats per token, and bpc"
+    assert printed(data, TEST)[0].rstrip() == "enwik8 (newline=drop): nats per token, bpc"
 
 
 def sizes(text: bytes) -> tuple[float, float]:

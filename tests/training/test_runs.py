@@ -120,9 +120,9 @@ def test_dropped_line_ends_are_named_beside_every_score(
     assert {values.get("newline") for values in outcome.summary["metrics"].values()} == {"drop"}
     assert outcome.summary["read_as"] == {"newline": "drop"}
     printed = capsys.readouterr().out
-    assert "text (newline=drop): nats per token, and bpc" in printed
+    assert "text (newline=drop): nats per token, bpc" in printed
     (data,) = [line for line in printed.splitlines() if line.startswith("data     ")]
-    assert data.startswith("data     text (newline=drop), byte vocabulary")
+    assert data.startswith("data     text (newline=drop), 256 symbols")
     validations = [line for line in printed.splitlines() if "validation loss" in line]
     assert len(validations) == 2
     assert all(line.endswith("(newline=drop)") for line in validations)
@@ -178,7 +178,7 @@ def test_opening_lines_are_few_and_come_before_step_one(tiny_run: Run, capsys: p
     first_step = next(index for index, line in enumerate(lines) if line.startswith("step "))
     assert first_step <= 15
     opening = "\n".join(lines[:first_step])
-    for word in ("parameters", "embedding", "valid", "4 lanes x 5 tokens", "6 steps", "epochs", "precision"):
+    for word in ("parameters", "valid", "4 lanes x 5 tokens", "6 steps", "epochs", "precision"):
         assert word in opening
     assert captured.err == ""
 

@@ -76,7 +76,6 @@ def test_history_has_one_strictly_increasing_axis_and_every_figure(offline: Outc
         *("train/clipped_share", "tokens_per_second", "mfu", "tokens"),
     }
     assert any(key.startswith("samples") for key in seen)
-    assert any(key.startswith("loss_curve") for key in seen)
 
 
 def rows_steps(rows: list[dict[str, Any]]) -> list[int]:

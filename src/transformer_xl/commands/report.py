@@ -24,20 +24,10 @@ from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOW
 from transformer_xl.settings import plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training.checkpoint import validation_is_due
-from transformer_xl.training.wandb import UPLOAD_WITH, log_content, optional
+from transformer_xl.training.wandb import UPLOAD_WITH, optional
 
 _COMPRESSED_BYTES = 20_000_000
 _SMOOTHED_SHARE = 0.04
-_OF_RECIPE = {
-    "segment_len": "data.segment_len",
-    "batch_size": "data.batch_size",
-    "lr": "optimizer.lr",
-    "warmup_steps": "scheduler.warmup_steps",
-    "max_steps": "trainer.max_steps",
-    "val_every_n_steps": "trainer.val_check_interval",
-    "gradient_clip_val": "trainer.gradient_clip_val",
-}
-"""A recipe's settings, and those that usually refer to them."""
 
 
 # ---- before the first step
@@ -48,32 +38,23 @@ def print_opening(run: Run, built: Built) -> None:
     config, corpus, length, trainer = run.config, built.corpus, built.length, built.trainer
     model, data, source = built.module.model, run.config.data, built.corpus.fingerprint
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    embedding = sum(parameter.numel() for name, parameter in model.named_parameters() if "embedding" in name)
     chosen = run.identity.choices.get("model", config.model.kind)
     tokens = ", ".join(f"{split} {count:,}" for split, count in corpus.counts().items())
-    run.say(f"model    {chosen}, {parameters:,} parameters, {embedding:,} of them embedding")
-    run.say(
-        f"data     {corpus.name}{beside_scores(corpus)}, {corpus.vocabulary.kind} vocabulary of "
-        f"{corpus.vocabulary.size:,}: tokens {tokens}"
-    )
+    run.say(f"model    {chosen}, {parameters:,} parameters")
+    run.say(f"data     {corpus.name}{beside_scores(corpus)}, {corpus.vocabulary.size:,} symbols, tokens: {tokens}")
     if source.files:
-        run.say(f"source   files {source.files:,}, {source.bytes:,} bytes, sha256 {source.sha256[:16]}")
+        run.say(f"source   {source.files:,} files, {source.bytes:,} bytes, sha256 {source.sha256[:16]}")
     unknown = ", ".join(f"{split} {share:.1%}" for split, share in _unknown(corpus).items() if share)
     if unknown:
         run.say(f"unknown  outside the vocabulary: {unknown}")
     if length.max_steps > 0:
         memory = f"memory {config.model.mem_len}" if model.attends else "carried state"
-        validation = "none" if length.validate_every is None else f"every {length.validate_every} steps and at the end"
+        every = "none" if length.validate_every is None else f"every {length.validate_every} steps and at the end"
         run.say(f"batch    {data.batch_size} lanes x {data.segment_len} tokens, {memory}")
         run.say(f"learn    {config.optimizer.kind}, lr {config.optimizer.lr:g}, {config.scheduler.kind}")
-        run.say(
-            f"run      {length.max_steps:,} steps, {length.tokens:,} tokens, {length.epochs:.2f} epochs; validation "
-            f"{validation}"
-        )
-    run.say(
-        f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}; "
-        f"{'nothing is trained' if length.max_steps == 0 else f'{length.micro_batches} batches a step'}"
-    )
+        run.say(f"run      {length.max_steps:,} steps, {length.tokens:,} tokens, {length.epochs:.2f} epochs")
+        run.say(f"validate {every}")
+    run.say(f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}")
     for note in _notes(run, max_steps=length.max_steps):
         run.say(f"note     {note}")
     run.say(f"folder   {shown(run.folder)}")
@@ -94,12 +75,10 @@ def _notes(run: Run, *, max_steps: int) -> Iterator[str]:
     """Yield what is not as a person might think."""
     config, warmup = run.config, run.config.scheduler.warmup_steps
     total = getattr(config.scheduler, "total_steps", max_steps)
-    for name, key in _OF_RECIPE.items():
-        group, _, setting = key.partition(".")
-        if run.given is not None and run.names(f"recipe.{name}") and not run.names(key):
-            asked, used = getattr(config.recipe, name), getattr(getattr(config, group), setting)
-            if asked != used:
-                yield f"recipe.{name} is {asked}, and has no effect here: {key} is {used}"
+    for name in ("segment_len", "batch_size"):  # some data have their own
+        asked, used = getattr(config.recipe, name), getattr(config.data, name)
+        if asked != used and run.command.given is not None and run.names(f"recipe.{name}"):
+            yield f"recipe.{name} is {asked}, and data.{name} is {used}, which counts"
     if 0 < max_steps <= warmup:
         yield f"scheduler.warmup_steps is {warmup}, and the run has {max_steps} steps: it never ends its warm-up"
     if run.step < max_steps and total < max_steps:
@@ -177,7 +156,6 @@ def _split_rows(run: Run, built: Built, which: str, step: int) -> list[Row]:
         if run.summary.objective is None and score.tokens:
             run.summary.objective = score.loss  # of a branch with no step left
     if built.length.limit_test != 0:
-        run.say(f"test     {built.corpus.counts()['test']:,} tokens")
         trainer.test(built.module, datamodule=built.data, verbose=False)
         rows.append(Row("test", "test", scores[metrics.TEST], lengths))
         _keep(run, built.corpus, "test", rows[-1], which)
@@ -243,7 +221,6 @@ def _print_end(run: Run, built: Built) -> None:
     if has_trained:
         with optional("the loss curve"):
             path = draw_losses(run.folder, built.corpus)
-            log_content(built.trainer.loggers, "loss_curve", built.trainer.global_step, path)
             print(f"\nLoss curve: {shown(path)}")
     _, _, upload = run.monitor.partition(UPLOAD_WITH)
     prompt = "" if built.corpus.text_bytes else " format=tokens prompt=0"
@@ -257,11 +234,10 @@ def print_scores(rows: list[Row], corpus: Dataset) -> None:
         print("Nothing was scored: validation and test are empty, or turned off.")
         return
     units = list(dict.fromkeys(name for row in rows for name in unit_of(corpus, row.split).shown(0.0)))
-    *firsts, last = ["nats per token", *map(in_words, units)]
     print_table(
         ["split", "loss", *map(in_words, units), "segment / memory", "predictions"],
         [_cells(row, corpus, units) for row in rows],
-        title=f"{corpus.name}{beside_scores(corpus)}: {', '.join(firsts)}, and {last}",
+        title=f"{corpus.name}{beside_scores(corpus)}: {', '.join(['nats per token', *map(in_words, units)])}",
         boxed=True,
     )
 

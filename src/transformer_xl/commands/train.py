@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.sweep import run_sweep
-from transformer_xl.errors import UserError, program
+from transformer_xl.errors import UserError
 from transformer_xl.processes import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -79,10 +78,9 @@ def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callba
         if run.is_finished(corpus, max_steps=length.max_steps):
             run.say(f"{shown(run.folder)} is finished at step {run.step}: a larger trainer.max_steps goes on")
             return Summary.read(run.folder)
-        model = build.model(run, corpus)
+        built = build.training(run, corpus, build.model(run, corpus), length, callbacks)
         if run.found is not None:
-            run.found.refuse_other_weights(model)
-        built = build.training(run, corpus, model, length, callbacks)
+            run.found.refuse_other_weights(built.module)
         run.begin(corpus, built.trainer, built.data.tokens_after, cut=built.recorder.cut)
         print_opening(run, built)
         with _memory_in_one_sentence(run, built):
@@ -107,30 +105,21 @@ def _memory_in_one_sentence(run: Run, built: Built) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        sentence = _out_of_memory(run, processes=built.trainer.world_size, is_training=built.module.training)
-        if not built.trainer.is_global_zero:  # whose memory alone was short, perhaps: the first would not know
-            print(f"error: {sentence}", file=sys.stderr)
-        raise UserError(sentence) from error
-
-
-def _out_of_memory(run: Run, *, processes: int, is_training: bool) -> str:
-    data, lengths = run.config.data, run.config.eval
-    if not is_training:
-        return (
+        data, lengths, mem_len = run.config.data, run.config.eval, run.config.model.mem_len
+        sentence = (
             f"the device ran out of memory in an evaluation: eval.batch_size is {lengths.batch_size}, eval.segment_len "
             f"{lengths.segment_len} and eval.mem_len {lengths.mem_len}; try smaller ones"
         )
-    most = data.batch_size // processes
-    advice = "a smaller data.segment_len, model.mem_len or data.batch_size, or more trainer.devices"
-    if data.lane_chunks < most:
-        advice = f"data.lane_chunks={min(2 * data.lane_chunks, most)}, which gives the same gradients"
-        if (run.folder / "checkpoints" / "last.ckpt").exists():
-            advice = f"{program('train')} resume={shlex.quote(str(run.folder))} {advice}"
-    return (
-        f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
-        f"{data.segment_len}, model.mem_len {run.config.model.mem_len} and data.lane_chunks {data.lane_chunks}; try "
-        f"{advice}"
-    )
+        if built.module.training:
+            more = min(2 * data.lane_chunks, data.batch_size // built.trainer.world_size)
+            advice = f"data.lane_chunks={more}, which gives the same gradients" if more > data.lane_chunks else "less"
+            sentence = (
+                f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
+                f"{data.segment_len}, model.mem_len {mem_len} and data.lane_chunks {data.lane_chunks}; try {advice}"
+            )
+        if not built.trainer.is_global_zero:  # whose memory alone was short, perhaps: the first would not know
+            print(f"error: {sentence}", file=sys.stderr)
+        raise UserError(sentence) from error
 
 
 def _quiet_libraries() -> None:

@@ -23,7 +23,7 @@ from transformer_xl.errors import UserError, first_line
 from transformer_xl.registry import lookup, names
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
-from transformer_xl.training.wandb import log_content, optional
+from transformer_xl.training.wandb import log_text, optional
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_UNSEEN = 1.0
@@ -249,7 +249,7 @@ class Samples(Callback):
             text = self._sample(pl_module.model)
             self._folder.mkdir(exist_ok=True)
             (self._folder / f"step-{trainer.global_step}.txt").write_text(text, encoding="utf-8")
-            log_content(trainer.loggers, metrics.SAMPLES, trainer.global_step, text)
+            log_text(trainer.loggers, metrics.SAMPLES, trainer.global_step, text)
 
 
 def added_callbacks(settings: CallbacksConfig) -> list[Callback]:

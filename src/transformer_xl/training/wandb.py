@@ -71,7 +71,7 @@ def open_wandb(config: WandbConfig, *, folder: Path, name: str, run_id: str, set
             project=config.project,
             entity=config.entity,
             group=config.group,
-            tags=config.tags,
+            tags=config.tags or None,
             config=settings,
             settings=wandb.Settings(
                 silent=True,
@@ -132,16 +132,13 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
             logger.log_metrics(steps[step], step=step)
 
 
-def log_content(loggers: list[Any], key: str, step: int, content: str | Path) -> None:
-    """Log a text, or the picture in a file, to those loggers that are W&B's."""
+def log_text(loggers: list[Any], key: str, step: int, text: str) -> None:
+    """Log a text to those loggers that are W&B's."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             with optional(f"W&B's {key}"):
-                if isinstance(content, str):
-                    shown: Any = wandb.Table(columns=["step", "text"], data=[[step, content]])
-                else:
-                    shown = wandb.Image(str(content))
-                logger.experiment.log({key: shown, metrics.STEP_AXIS: step})
+                table = wandb.Table(columns=["step", "text"], data=[[step, text]])
+                logger.experiment.log({key: table, metrics.STEP_AXIS: step})
 
 
 def finish(exit_code: int) -> None:

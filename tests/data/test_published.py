@@ -294,9 +294,9 @@ def test_tables_of_the_hub_become_text(
         for number, part in enumerate(parts):
             name = f"{split}/{number:04}.parquet" if folded else f"{split}-{number:05}-of-{len(parts):05}.parquet"
             path = write(tmp_path / "served" / "raw" / name, b"")
-            parquet.write_table(pyarrow.table({"other": part, "text": part}), path)
+            parquet.write_table(pyarrow.table({"text": part}), path)
     server.repositories["someone/corpus"] = tmp_path / "served"
-    tables = HubTables("someone/corpus@main", "raw", "text", "wiki.{}.tokens")
+    tables = HubTables("someone/corpus@main", "raw", "wiki.{}.tokens")
     use("wikitext2", file_at("http://127.0.0.1:9/x.zip"), tables)
     sources, _ = fetch(config("wikitext2"))
     assert texts(sources) == {"train": [b" = a = \n\nb\n"], "valid": [b"c\n"], "test": [b"d\n"]}
@@ -308,7 +308,7 @@ def test_no_address_at_all_says_which_file_goes_where(
     server: HubServer, config: PublishedConfigs, use: Callable[..., None]
 ) -> None:
     address = server.put("/text8.zip", status=404)
-    use("text8", file_at(address), HubTables("afmck/text8@main", "data", "text", "text8"))
+    use("text8", file_at(address), HubTables("afmck/text8@main", "data", "text8"))
     lines: list[str] = []
     with pytest.raises(
         UserError, match=rf"'.*downloads/text8', which lacks text8: put them .* from {address} or afmck"

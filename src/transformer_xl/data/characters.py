@@ -89,12 +89,6 @@ class ByteTokenizer(Tokenizer):
         first, *others = np.split(values.astype(np.uint8), np.flatnonzero(values == _END))
         return EOD.encode().join([first.tobytes(), *(document[1:].tobytes() for document in others)])
 
-    def symbol(self, number: int) -> str:
-        value = self.values[number]
-        if value == _END:
-            return EOD
-        return readable(chr(value)) if value < 128 else ascii(bytes([value]))
-
 
 @registry.register("tokenizer", "ranked_byte")
 class RankedByteTokenizer(ByteTokenizer):

@@ -63,12 +63,7 @@ class WebFile(NamedTuple):
     sha256: str
 
     def fetch(self, folder: Path, announce: Callable[[str], None]) -> None:
-        """Write the text files into a folder; `announce` gets a line at the beginning and every ten seconds.
-
-        Raises:
-            OSError: the address does not answer, or breaks off.
-            UserError: it gives another file than the published one.
-        """
+        """Write the text files into a folder; `UserError`, or what `requests` raises, where they are not to be had."""
         import requests
 
         path, digest = folder / self.address.rpartition("/")[2], hashlib.sha256()
@@ -96,15 +91,13 @@ class HubTables(NamedTuple):
 
     Attributes:
         address: `owner/name@revision`.
-        folder: in it are `train*`, `validation*` and `test*`.
-        column: that holds the text.
+        folder: in it are `train*`, `validation*` and `test*`, with one column.
         file: the text file, `{}` in it standing for `train`, `valid` or `test`.
         line_end: what ends a row that does not end with it.
     """
 
     address: str
     folder: str
-    column: str
     file: str
     line_end: str = "\n"
 
@@ -118,7 +111,7 @@ class HubTables(NamedTuple):
             paths = sorted([*tables.glob(f"{split}*.parquet"), *tables.glob(f"{split}/*.parquet")])
             with (folder / self.file.format(named)).open("a", encoding="utf-8", newline="") as target:
                 for batch in chain.from_iterable(parquet.ParquetFile(path).iter_batches() for path in paths):
-                    rows = batch.column(self.column).to_pylist()
+                    rows = batch.column(0).to_pylist()
                     target.writelines(row.removesuffix(self.line_end) + self.line_end for row in rows)
 
 
@@ -166,23 +159,20 @@ class Published:
 
     def fetch(self, folder: Path, announce: Callable[[str], None]) -> None:
         """Put what a folder lacks into it, from the first address that gives it; the others are announced."""
+        part = folder / "part"
         # the list of words first: with the text alone a later run would find nothing amiss, and count its own
-        words = (self.words,) if self.words and not self.paths(folder, _LM1B_WORDS) else ()
-        for sources in (words, self.addresses if self.missing(folder) else ()):
-            for source in sources:
-                part = folder / "part"
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir()
-                try:
-                    source.fetch(part, announce)
-                except Exception as error:  # whatever the clients of the Web, of the Hub and of archives raise
-                    announce(f"data: {source.address} fails: {first_line(error)}")
-                    continue
+        for source in (*([self.words] if self.words else []), *self.addresses):
+            if not self.missing(folder):
+                break
+            part.mkdir()
+            try:
+                source.fetch(part, announce)
                 for found in part.iterdir():
                     shutil.rmtree(folder / found.name, ignore_errors=True)
                     found.replace(folder / found.name)
-                break
-        shutil.rmtree(folder / "part", ignore_errors=True)
+            except Exception as error:  # whatever the clients of the Web, of the Hub and of archives raise
+                announce(f"data: {source.address} fails: {first_line(error)}")
+            shutil.rmtree(part)
 
 
 # The checksums of all archives and of lm1b's vocabulary are those in github.com/quantapix/qnarre,
@@ -202,7 +192,7 @@ def _wikitext(title: str, *, sha256: str, counts_all: bool, expected: dict[str, 
         files={split: f"wiki.{split}.tokens or {split}.txt" for split in SPLITS},
         inside=title,
         addresses=(
-            HubTables(_WIKITEXT, f"{title}-v1", "text", "wiki.{}.tokens"),
+            HubTables(_WIKITEXT, f"{title}-v1", "wiki.{}.tokens"),
             WebFile(f"https://wikitext.smerity.com/{title}-v1.zip", sha256),
         ),
         counts_all=counts_all,
@@ -240,7 +230,7 @@ PUBLISHED: dict[str, Published] = {
                 "http://mattmahoney.net/dc/text8.zip",
                 "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
             ),
-            HubTables("afmck/text8@main", "data", "text", "text8", line_end=""),
+            HubTables("afmck/text8@main", "data", "text8", line_end=""),
         ),
         tokenizer="char",
         expected={"drop": _ENWIK_COUNTS | {"vocabulary": 27}},
@@ -249,12 +239,7 @@ PUBLISHED: dict[str, Published] = {
         files={split: f"ptb.{split}.txt or {split}.txt" for split in SPLITS},
         inside="simple-examples/data",
         addresses=(
-            HubTables(
-                "ptb-text-only/ptb_text_only@refs/convert/parquet",
-                "penn_treebank",
-                "sentence",
-                "ptb.{}.txt",
-            ),
+            HubTables("ptb-text-only/ptb_text_only@refs/convert/parquet", "penn_treebank", "ptb.{}.txt"),
             WebFile(
                 "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
                 "7d4fe4bd080182dd8423e32557cdbc3e5a967f7eb4a2a598be8ada7b66bd1de7",
@@ -329,11 +314,7 @@ for _kind in PUBLISHED:
 
 
 def deviations(config: PublishedConfig, counts: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each figure of a corpus that is not the published one.
-
-    `counts`: tokens of `train`, `valid` and `test`, and symbols of the `vocabulary`. Nothing is compared where
-    tokenizer, line ends or documents are not the published ones.
-    """
+    """Return a sentence for each number of tokens of a split, or of symbols, that is not the published one."""
     corpus = PUBLISHED[config.kind]
     if config.tokenizer != corpus.tokenizer or config.documents != "none":
         return []

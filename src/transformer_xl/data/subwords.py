@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,20 +66,14 @@ class SubwordTokenizer(Tokenizer):
     sample_bytes = 200_000_000
 
     def __init__(self, description: Mapping[str, Any], end_of_document: int | None) -> None:
-        """Load a tokenizer; `UserError` where it is damaged.
-
-        Args:
-            description: the contents of a `tokenizer.json`.
-            end_of_document: an id of the tokenizer's, or the one after its last, or None.
-        """
+        """Load the contents of a `tokenizer.json`; `end_of_document` is one of its ids or the one after its last."""
         from tokenizers import Tokenizer, decoders
 
         # what would change ids from one text to the next, or one reading of it to another
-        model = {**description["model"], **({"dropout": None} if description["model"].get("dropout") else {})}
+        model = {name: None if name == "dropout" else value for name, value in description["model"].items()}
         settled = {"truncation": None, "padding": None, "post_processor": None, "model": model}
         self.description: dict[str, Any] = {**description, **settled}
-        with _refusing("the tokenizer is damaged, or of a newer kind than is known here"):
-            self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
+        self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
         self._tokenizer.encode_special_tokens = True  # as what they are in the text: letters
         self._ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not self._ids or (end_of_document is not None and not 0 <= end_of_document <= self._ids):
@@ -133,8 +126,10 @@ class SubwordTokenizer(Tokenizer):
         return last_border(data) if self._can_be_cut else 0
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        with _refusing("the tokenizer cannot say the text"):
+        try:
             (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # whatever the library raises
+            raise UserError(f"the tokenizer cannot say the text: {first_line(error)}") from error
         return np.array(found.ids, np.int64)
 
     def text_bytes(self, ids: NDArray[np.int64]) -> int:
@@ -169,17 +164,18 @@ class SubwordTokenizer(Tokenizer):
 
         Those that take a text as one word, or put something before its first one, do not.
         """
-        if self._tokenizer.pre_tokenizer is None:
+        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        if splitter is None:
             return False
+
+        def words(text: str) -> list[str]:
+            normal = text if normalizer is None else normalizer.normalize_str(text)
+            return [word for word, _ in splitter.pre_tokenize_str(normal)]
+
         for token in self._tokenizer.get_added_tokens_decoder().values():
             if not token.special and (token.lstrip or token.rstrip or last_border(token.content.encode())):
                 return False
-        return all(self._words(left) + self._words(right) == self._words(left + right) for left, right in _PROBES)
-
-    def _words(self, text: str) -> list[str]:
-        normalizer = self._tokenizer.normalizer
-        normal = text if normalizer is None else normalizer.normalize_str(text)
-        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+        return all(words(left) + words(right) == words(left + right) for left, right in _PROBES)
 
 
 def load_pretrained(name: str) -> SubwordTokenizer:
@@ -197,7 +193,7 @@ def load_pretrained(name: str) -> SubwordTokenizer:
         added = description["added_tokens"]
         ends = {token["content"]: token["id"] for token in added if token["special"]}
         return SubwordTokenizer(description, next((ends[name] for name in _ENDS_OF_DOCUMENTS if name in ends), None))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except Exception as error:  # what the library makes of a wrong value
         raise UserError(f"data.tokenizer is {name!r}, which gives no {FILE}: {first_line(error)}") from error
 
 
@@ -235,11 +231,3 @@ def _training_texts(parts: Iterable[Part]) -> Iterator[str]:
             end = start + cut if start + width < len(data) else len(data)
             yield from _LONG_WORD.split(data[start:end].decode())
             start = end
-
-
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # whatever the library raises
-        raise UserError(f"{what}: {first_line(error)}") from error

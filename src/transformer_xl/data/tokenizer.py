@@ -73,24 +73,13 @@ class EncodeError(UserError):
     """
 
     def __init__(self, problem: str, byte: int) -> None:
-        super().__init__(problem, byte)
+        super().__init__(f"the text {problem} (at byte {byte}, counted from 0)")
         self.problem, self.byte = problem, byte
-
-    def __str__(self) -> str:
-        return f"the text {self.problem} (at byte {self.byte}, counted from 0)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnSettings:
-    """How a vocabulary is learnt; a tokenizer looks at what concerns it.
-
-    Attributes:
-        newline: `drop`: line ends are no symbols.
-        lower_case: texts are taken in lower case.
-        min_count: rarer words or characters are unknown.
-        max_size: so many words or characters at most are counted; None: all.
-        bpe_size: sub-words that are learnt.
-    """
+    """How a vocabulary is learnt, by the names of the group `data`; a tokenizer looks at what concerns it."""
 
     newline: Literal["keep", "drop"] = "keep"
     lower_case: bool = False
@@ -175,11 +164,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def learning_split_point(cls, data: bytes) -> int:
-        """Return the last place where a document may be cut for `learn`; 0: there is none.
-
-        Args:
-            data: may end inside a character.
-        """
+        """Return the last place where a document may be cut for `learn`; 0: none. It may end in a character."""
         return 0
 
     def split_point(self, data: bytes) -> int:
@@ -214,7 +199,8 @@ class Tokenizer(ABC):
 
     def symbol(self, number: int) -> str:
         """Return one id's symbol for people: short, on one line."""
-        return readable(self.decode([number]))
+        text = self.decode([number])
+        return ascii(self.decode_bytes([number])) if _UNREADABLE in text else readable(text)
 
     def text_of(self, number: int) -> str:
         """Return one id's text as it stands; its symbol where that is none, or a part of a character."""
@@ -265,7 +251,7 @@ def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
         cls: Any = registry.lookup("tokenizer", str(data["kind"])).factory
         tokenizer: Tokenizer = cls.from_json(data)
         return tokenizer
-    except (KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # what a constructor or a library makes of a wrong value
         raise UserError(f"a vocabulary of kind {data.get('kind')!a} is malformed: {first_line(error)}") from error
 
 

@@ -57,31 +57,28 @@ class WordTokenizer(ListedTokenizer):
         splitter = cls([cls.end, cls.unk], **options)
         counts: Counter[str] = Counter()  # breaks ties by first occurrence
         for part in parts:
-            counts.update(splitter.split(splitter._lines(part)[0]))
-        return cls._listed([w for w, n in counts.most_common(settings.max_size) if n >= settings.min_count], settings)
-
-    @classmethod
-    def _listed(cls, words: list[str], settings: LearnSettings) -> list[str]:
-        first = [UNK] if UNK not in words and may_lack_some(words, settings) else []
-        return list(dict.fromkeys([EOS, *first, *words, UNK]))
+            counts.update(splitter.split(splitter._lines(part)))
+        words = [word for word, count in counts.most_common(settings.max_size) if count >= settings.min_count]
+        first = [cls.unk] if cls.unk not in words and may_lack_some(words, settings) else []
+        return list(dict.fromkeys([*([EOS, *first] if cls.end == EOS else []), *words, cls.end, cls.unk]))
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the ids of a text; a last line without a line end is not closed, so that a prompt can stop in it."""
         return self._ids(_plain_lines(text))[0]
 
     def encode_part(self, part: Part) -> Encoded:
-        text, closed = self._lines(part)
+        text = self._lines(part)
         ids, missing = self._ids(text)
         known = ids[~missing] if missing.any() else ids
         text_bytes = self.text_bytes(known) + self._blanks(ids, text)
-        text_bytes -= closed and self.ends_lines  # that line end is not in the text
+        if self.ends_lines and part.ends and not part.data.endswith((b"\n", b"\r")):
+            text_bytes -= len(text) > 0  # the last line end is not in the text
         return Encoded(ids, unknown=len(ids) - len(known), text_bytes=min(text_bytes, len(part.data)))
 
-    def _lines(self, part: Part) -> tuple[str, bool]:
-        r"""Return a part's text with `\n` at every line's end, and whether the last one of a document was added."""
+    def _lines(self, part: Part) -> str:
+        r"""Return a part's text with `\n` at every line's end, also at that of the document."""
         text = _plain_lines(self.text_of_bytes(part.data))
-        is_open = part.ends and text != "" and not text.endswith("\n")
-        return text + "\n" * is_open, is_open
+        return text + "\n" if part.ends and text and not text.endswith("\n") else text
 
     def _ids(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         words = self.split(text)
@@ -120,18 +117,12 @@ class SentenceTokenizer(WordTokenizer):
         self.start = self.id_of_symbol[self.end]
         self.opening = (self.start,)
 
-    @classmethod
-    def _listed(cls, words: list[str], settings: LearnSettings) -> list[str]:
-        return list(dict.fromkeys([*words, cls.end, cls.unk]))
-
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the ids of a text, with `<S>` at its beginning."""
         return np.concatenate([self.opening, super().encode(text)])
 
     def decode(self, ids: ArrayLike) -> str:
-        """Return the words with blanks between them, `<S>` as a line end; one at the very beginning is nothing."""
-        numbers = np.asarray(ids).tolist()
-        return super().decode(numbers[1:] if numbers[:1] == [self.start] else numbers)
+        return super().decode(ids).removeprefix("\n")  # the `<S>` before the first sentence
 
 
 @registry.register("tokenizer", "wikitext")

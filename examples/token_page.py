@@ -19,13 +19,7 @@ STEPS = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0)  # nats at which the col
 PAGE = """<!DOCTYPE html>
 <html><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-:root {{ color-scheme: light dark; --heat: 226, 84, 12 }}
-body {{ font: 16px/1.7 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }}
-main {{ font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }}
-.u {{ text-decoration: underline dotted }}
-{colours}
-</style></head>
+<style>main {{ font: 16px/1.7 monospace; white-space: pre-wrap; overflow-wrap: anywhere }} {colours}</style></head>
 <body><h1>{title}</h1><p>{summary}</p><p>Nats from: {legend}</p><main dir="auto">{text}</main></body></html>
 """
 
@@ -86,12 +80,12 @@ def main() -> None:
         for text, places in pieces(vocabulary, ids)
     )
     mean = sum(nats[1:]) / max(1, len(nats) - 1)
-    shades = [f".n{step} {{ background: rgba(var(--heat), {0.08 * step:.2f}) }}" for step in range(len(STEPS) + 1)]
+    shades = (f".n{step} {{ background: rgba(226, 84, 12, {0.08 * step:.2f}) }}" for step in range(len(STEPS) + 1))
     legend = "".join(f'<span class="n{step}"> {nats:g} </span>' for step, nats in enumerate((0, *STEPS)))
     page = PAGE.format(
         title=html.escape(visible(f"{asked.text.name}, read by {asked.run}")),
         summary=f"{len(ids):,} tokens, {mean:.4f} nats each ({mean / math.log(2):.4f} bits)",
-        colours="\n".join(shades),
+        colours=" ".join(shades),
         legend=legend,
         text="".join(spans),
     )

@@ -231,20 +231,3 @@ def test_ctrl_c_stops_an_answer_and_leaves_at_the_prompt(
     pipe = SimpleNamespace(isatty=lambda: False, buffer=SimpleNamespace(readline=leave))
     monkeypatch.setattr(sys, "stdin", pipe)
     assert run(letters, interactive=True)[0] == ""
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"sampling__samples": 2}, {"format": "jsonl"}, {"format": "tokens", "prompt": "7  8"}], ids=str
-)
-def test_a_prompt_is_printed_where_that_is_asked_for(letters: Path, run: Run, settings: dict[str, Any]) -> None:
-    asked = {"prompt": "once ", "sampling__end_at_document": False, **settings}
-    plain, echoed = (run(letters, **asked, echo=echo)[0] for echo in (False, True))
-    if asked.get("format") == "jsonl":
-        assert json.loads(echoed)["text"] == "once " + json.loads(plain)["text"]
-    elif asked.get("format") == "tokens":
-        assert echoed == f"7 8 {plain}"
-    else:
-        headed = ["--- sample 1 ---\n", "--- sample 2 ---\n"] if "sampling__samples" in asked else [""]
-        for header in headed:
-            plain = plain.replace(header, f"{header}once ", 1)
-        assert echoed == plain

@@ -133,26 +133,6 @@ def test_tokens_and_texts_as_json(word_model: Path, tmp_path: Path, call: Call) 
     assert "1 texts, 0 tokens\n" in empty.err
 
 
-def test_lines_that_read_on_cost_what_their_text_costs(byte_model: Path, tmp_path: Path, call: Call) -> None:
-    text = b"the cat\nsat on\n\nthe mat\n" * 3
-    file = texts_in(tmp_path / "texts", text)
-    found = call(byte_model, file, "format=jsonl", "context=carry")
-    lines = found.objects
-    assert "the first text begins after <eod>" in found.err
-    assert sum(line["tokens"] for line in lines) == len(text)
-    tokens = torch.tensor([[ENDS.end_of_document, *text]])
-    session = txl.stream(txl.load_model(byte_model), batch_size=1)
-    expected = float(session.nll(tokens[:, :-1], tokens[:, 1:]).sum())
-    assert sum(line["nats"] for line in lines) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_model_that_remembers_nothing_carries_nothing(tmp_path: Path, call: Call) -> None:
-    model = saved_model(tmp_path / "model", ENDS, mem_len=0)
-    refused = call(model, texts_in(tmp_path / "texts", b"a"), "context=carry")
-    assert (refused.status, refused.out) == (2, "")
-    assert "context is carry and memory.mem_len is 0, so that nothing but one token" in refused.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -254,11 +234,3 @@ def test_a_text_that_cannot_be_said_is_skipped_unless_that_is_to_end_the_command
     assert ", 1 texts skipped" in skipped.err
     table = call(model, f"texts={tmp_path / 'texts'}")
     assert table.rows[1] == ["2", "", "", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "number", "text"),
-    [(ENDS, 32, " "), (ENDS, 10, "\n"), (ENDS, 0xC3, "b'\\xc3'"), (ENDS, 256, "<eod>"), (WORDS, 0, "<eos>")],
-)
-def test_a_token_stands_as_it_is_where_it_is_text(vocabulary: Tokenizer, number: int, text: str) -> None:
-    assert vocabulary.text_of(number) == text

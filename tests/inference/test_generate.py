@@ -27,7 +27,6 @@ from transformer_xl.inference.generate import (
     first_tokens,
     generate,
     sample,
-    seed_of_sample,
 )
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.model.base import LanguageModel
@@ -68,29 +67,6 @@ def writer_of_letters(**changes: Any) -> Any:
     return model
 
 
-@torch.no_grad()
-def likeliest(model: LanguageModel, tokens: list[int]) -> int:
-    """Read everything at once with the memory of nothing, or what the model can see of it."""
-    if model.mem_len == 0:
-        tokens = tokens[-SEGMENT_LEN:]
-    memory = model.empty_memory(1)
-    if not model.relative:
-        while len(tokens) > SEGMENT_LEN:
-            memory = model(torch.tensor([tokens[:SEGMENT_LEN]]), memory).memory
-            tokens = tokens[SEGMENT_LEN:]
-    return int(model.log_probs(torch.tensor([tokens]), memory).log_probs_BTV[0, -1].argmax())
-
-
-@pytest.mark.parametrize(("kind", "mem_len"), [*((kind, 20) for kind in KINDS), ("transformer_xl", 0), ("lstm", 0)])
-def test_greedy_tokens_are_those_of_reading_all_again_wherever_the_prompt_ends(kind: str, mem_len: int) -> None:
-    model = model_of(kind, mem_len=mem_len)
-    tokens = list(PROMPT)
-    for _ in range(SAMPLED):
-        tokens.append(likeliest(model, tokens))
-    for end in range(len(PROMPT), len(tokens)):
-        assert continued(model, [tokens[:end]], n_tokens=len(tokens) - end) == [tokens[end:]]
-
-
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind: str, same_length: bool) -> None:
@@ -118,15 +94,6 @@ def test_of_a_long_prompt_no_more_is_read_than_the_next_token_can_depend_on(kind
 
 
 @pytest.mark.parametrize("kind", INVARIANT)
-def test_a_model_of_distances_reads_each_token_once(kind: str) -> None:
-    model = model_of(kind)
-    read: list[int] = []
-    model.embedding.register_forward_hook(lambda _, inputs, output: read.append(inputs[0].shape[1]))
-    continued(model, [PROMPT], n_tokens=3)
-    assert read == ([2, 5, 1, 1] if model.attends else [7, 1, 1])
-
-
-@pytest.mark.parametrize("kind", INVARIANT)
 def test_texts_of_unequal_length_go_on_together_as_each_does_alone(kind: str) -> None:
     model = model_of(kind)
     prompts = [random_tokens(length, seed=length).tolist() for length in (13, 1, 6, 20)]
@@ -143,12 +110,6 @@ def test_texts_of_equal_length_go_on_together_as_each_does_alone(kind: str) -> N
     prompts = [random_tokens(12, seed=seed).tolist() for seed in (1, 2, 3)]
     alone = [continued(model, [prompt], how=WARM)[0] for prompt in prompts]
     assert continued(model, prompts, how=WARM) == alone
-
-
-def test_each_number_has_a_seed_of_its_own_and_the_first_the_given_one() -> None:
-    seeds = [seed_of_sample(5, number) for number in range(100)]
-    assert seeds[0] == 5
-    assert len(set(seeds) | {seed_of_sample(6, number) for number in range(100)}) == 200
 
 
 def plain_probabilities(log_probs: list[float], params: SamplingParams) -> dict[int, float]:
@@ -292,17 +253,6 @@ def test_a_text_is_continued_with_text_and_ids_with_the_same_ids() -> None:
     for same in (torch.tensor([1, 2]), torch.tensor([[1, 2]]), np.array([1, 2]), (1, 2)):
         assert list(generate(model, same, n_tokens=3)) == list(generate(model, [1, 2], n_tokens=3))
     assert txl.generate is generate
-
-
-def test_a_stop_string_ends_the_text_before_it() -> None:
-    model = writer_of_letters()
-    whole = "".join(generate(model, "a", n_tokens=80, temperature=2.0, end_at_document=False))
-    stop = whole[50:53]
-    settings: dict[str, Any] = {"n_tokens": 80, "temperature": 2.0, "end_at_document": False}
-    pieces = list(generate(model, "a", **settings, stop=stop))
-    assert "".join(pieces) == whole.partition(stop)[0]
-    assert "" not in pieces
-    assert "".join(generate(model, "a", **settings, stop=["never there", stop])) == whole.partition(stop)[0]
 
 
 VOCABULARIES: list[tuple[Tokenizer, list[int]]] = [

@@ -122,27 +122,6 @@ def test_a_file_is_cut_into_lines_or_documents() -> None:
     assert texts_of(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo", unit="line") == [b"one\n", b"\xef\xbb\xbftwo"]
 
 
-class Asked:
-    """Gives lines one by one, and counts them."""
-
-    def __init__(self, *lines: bytes) -> None:
-        self._lines = list(lines)
-        self.asked = 0
-
-    def readline(self) -> bytes:
-        self.asked += 1
-        return self._lines.pop(0) if self._lines else b""
-
-
-def test_a_text_is_given_before_the_next_is_asked_for() -> None:
-    source = Asked(b"one\n", b"two\n")
-    found = read_texts(source, unit="line")  # type: ignore[arg-type]
-    assert [(next(found).data, source.asked) for _ in range(2)] == [(b"one\n", 1), (b"two\n", 2)]
-    source = Asked(b"one\n", b"two\n", b"\n", b"three\n")
-    found = read_texts(source, unit="document")  # type: ignore[arg-type]
-    assert (next(found).data, source.asked) == (b"one\ntwo\n", 3)
-
-
 def encoded(
     vocabulary: Tokenizer, data: bytes, *, unit: Unit = "line", reads_on: bool = False, has_line_ends: bool = True
 ) -> list[tuple[list[int], int]]:
@@ -209,12 +188,3 @@ def test_sentences_share_their_borders_and_numbers_are_no_text() -> None:
 def test_what_cannot_be_read_is_named_with_its_line(vocabulary: Tokenizer, data: bytes, words: str) -> None:
     with pytest.raises(UserError, match=f"^{words}"):
         encode_text(vocabulary, Text(data, line=7), unit="line", reads_on=False)
-
-
-@pytest.mark.parametrize(("vocabulary", "unknown"), [(WORDS, 1), (CHARS, 3), (ByteTokenizer(), 0)], ids=["w", "c", "b"])
-def test_what_a_vocabulary_lacks_is_counted(vocabulary: Tokenizer, unknown: int) -> None:
-    assert encode_text(vocabulary, Text(b"the cab", line=1), unit="line", reads_on=False).unknown == unknown
-
-
-def test_bytes_are_read_whatever_they_are() -> None:
-    assert encoded(ByteTokenizer(), b"\xff\xfea\n") == [([0xFF, 0xFE, 97], 3)]

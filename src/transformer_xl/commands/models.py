@@ -31,13 +31,7 @@ _TYPES = {"32": torch.float32, "64": torch.float64, "bf16": torch.bfloat16, "16"
 
 
 class LoadedModel(NamedTuple):
-    """A model in evaluation mode on its device.
-
-    Attributes:
-        model: in the type that the precision asks for.
-        autocast: gives the context in which it is called.
-        precision: as Lightning names it.
-    """
+    """A model in evaluation mode on its device, the context in which it is called, and Lightning's precision."""
 
     model: LanguageModel
     autocast: Callable[[], AbstractContextManager[object]]
@@ -119,11 +113,7 @@ def find_model(run: str | Sequence[str], *, checkpoint: str) -> NamedModel:
 
 
 def find_models(run: str | Sequence[str], *, checkpoint: str) -> list[NamedModel]:
-    """Find the models that `run=` names: one, a list, the runs of a sweep, or all that a glob matches.
-
-    Raises:
-        UserError: it names none.
-    """
+    """Find the models that `run=` names: one, a list, the runs of a sweep, or all that a glob matches."""
     given = [run] if isinstance(run, str) else list(run)
     if not given or "" in given:
         raise UserError("run= is empty, or a part of its list is: name a run folder, a checkpoint, or a model")

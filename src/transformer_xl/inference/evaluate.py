@@ -36,12 +36,7 @@ def context_of(lengths: Any) -> Context:
 
 
 class SplitLosses(NamedTuple):
-    """Losses of a split, or of its beginning.
-
-    Attributes:
-        score: their mean over all predictions.
-        losses: of each position (lanes, positions), in nats; NaN where no prediction was made or counted.
-    """
+    """The mean loss of a split, or of its beginning, and that of each position (lanes, positions), NaN: none."""
 
     score: Score
     losses: NDArray[np.floating[Any]]
@@ -109,14 +104,7 @@ class Classes(NamedTuple):
 
 
 class ClassMeans(NamedTuple):
-    """Losses averaged by class.
-
-    Attributes:
-        labels: of each class.
-        counts: predictions of each class.
-        means: mean loss; NaN where the class is empty.
-        errors: standard error of each mean, as if losses were independent; NaN where there are fewer than two.
-    """
+    """Losses averaged by class: predictions, means, and standard errors as if losses were independent; NaN: none."""
 
     labels: NDArray[Any]
     counts: NDArray[np.int64]

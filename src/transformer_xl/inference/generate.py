@@ -21,10 +21,8 @@ from transformer_xl.settings import Length, Seed, parse
 
 Ending = Literal["n_tokens", "stop", "document"]
 """What ended a text: its length, a stop string, the end of a document."""
-_COLDEST = torch.finfo(torch.float32).tiny
-"""Below this temperature a quotient may be 0 / 0; there the likeliest token has all weight long since."""
-_LARGE_PIECE = 1024
-"""Tokens of a prompt that are read at once where it makes no difference how many are."""
+_COLDEST = torch.finfo(torch.float32).tiny  # below, a quotient may be 0 / 0; the likeliest token has all weight anyway
+_LARGE_PIECE = 1024  # tokens of a prompt that are read at once where it makes no difference how many are
 
 
 # ---- one text: which token comes next, and what is written
@@ -63,12 +61,7 @@ def seed_of_sample(seed: int, number: int) -> int:
 
 
 class Continuation:
-    """What follows one prompt: tokens until something ends it, and their text as soon as it is whole characters.
-
-    Attributes:
-        tokens: those that were appended, the end of a document not among them.
-        ended: what ended the text; None while it grows.
-    """
+    """What follows one prompt: `tokens` until it has `ended`, and their text as soon as it is whole characters."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, params: SamplingParams, *, after: Sequence[int] = (), end: int | None = None
@@ -115,14 +108,9 @@ def supports_unequal(model: LanguageModel, context: Context) -> bool:
 
 
 def _pieces_in_reach(model: LanguageModel, context: Context) -> int | None:
-    """Return how many of the last pieces of a text its next token depends on; None: on all.
-
-    Each layer looks back over the memory from the beginning of a piece.
-    """
-    if not model.attends:
-        return None
-    layers: int = model.config.n_layer
-    return 1 + layers * -(-(context.mem_len or 0) // context.segment_len)
+    """Return how many of the last pieces of a text its next token depends on, layer by layer; None: on all."""
+    back = -(-(context.mem_len or 0) // context.segment_len)
+    return 1 + model.config.n_layer * back if model.attends else None
 
 
 class _CachedReader:
@@ -193,7 +181,6 @@ class Session:
     Attributes:
         tokens: all of each text: prompts, and what was sampled after them.
         texts: what follows each of the last prompts.
-        end: the token that ends a text; None: none does.
     """
 
     def __init__(
@@ -221,11 +208,7 @@ class Session:
     def continued(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[str]]:
         """Continue the texts after further prompts; yield what can be written of each after each token.
 
-        Args:
-            prompts: of all as many tokens, but for the first time where `supports_unequal` says so.
-
-        Raises:
-            UserError: the model's predictions are no numbers.
+        All prompts have as many tokens, but for the first time where `supports_unequal` says so.
         """
         self._append(prompts)
         self.texts = [Continuation(self.tokenizer, self._params, after=tokens, end=self.end) for tokens in self.tokens]
@@ -253,11 +236,7 @@ class Session:
 
 
 def first_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return what a text without a prompt begins after: what stands before texts in a corpus, else a line end or blank.
-
-    Raises:
-        UserError: the tokenizer has none of them.
-    """
+    """Return what a text without a prompt begins after: as in a corpus, or a line end or blank."""
     if tokenizer.start is not None:
         return [tokenizer.start]
     for text in ("\n", " "):

@@ -71,7 +71,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, *, unit: Unit, reads_on: bool,
         has_line_ends: whether line ends are symbols of the corpus, where its vocabulary has them; text8 has none.
 
     Raises:
-        UserError: it is no UTF-8, where bytes are no symbols, or the vocabulary lacks something; naming the line.
+        UserError: the vocabulary cannot encode it; naming the line.
     """
     data = text.data if reads_on else _LAST_LINE_END.sub(b"", text.data)
     has_symbols = reads_on or bool(data.strip())

@@ -148,7 +148,7 @@ def test_a_tensor_that_is_missing_extra_or_of_another_shape_is_named(
         ({"clamp_len": ..., "d_inner": ...}, ["lacks d_inner, clamp_len"]),
         ({"vocab_size": ...}, ["vocab_size is None"]),
         ({"cutoffs": [14, 6]}, ["cutoffs is [14, 6]"]),
-        ({"div_val": 9}, ["d_embed is 8", "div_val is 9"]),
+        ({"div_val": 9}, ["d_embed is 8", "div_val 9"]),
         ({"tie_projs": [False, True, True, True]}, ["tie_projs is", "3 entries"]),
         ({"dropout": "much"}, ["model.dropout"]),
         ({"model_type": "gpt2"}, ["gpt2", "transfo-xl"]),

@@ -151,7 +151,7 @@ def assert_same(loaded: Any, model: Transformer, state: Mapping[str, Tensor]) ->
     with torch.no_grad():
         hidden_BTD = loaded(tokens_BT, loaded.empty_memory(2)).hidden_BTD
         expected = log_probs_of(hidden_BTD, state, model.config.cutoffs)
-        assert (loaded.head_log_probs(hidden_BTD) - expected).abs().max() < 1e-5
+        assert (loaded.softmax.log_probs(hidden_BTD) - expected).abs().max() < 1e-5
 
 
 def log_probs_of(hidden_BTD: Tensor, state: Mapping[str, Tensor], cutoffs: list[int]) -> Tensor:

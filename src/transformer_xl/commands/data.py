@@ -6,8 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from transformer_xl.commands import cli
 from transformer_xl.commands.tables import print_table, printable
+from transformer_xl.data.lanes import beside_scores
 from transformer_xl.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,10 +72,6 @@ def _run(words: list[str]) -> int:
 
 
 def _inspect(corpus: Corpus, config: Config) -> None:
-    import numpy as np
-
-    from transformer_xl.data.lanes import beside_scores
-
     splits, vocabulary, fingerprint = corpus.sidecar["splits"], corpus.vocabulary, corpus.fingerprint
     print(f"data     {corpus.name}{beside_scores(corpus)}")
     print(f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256}")

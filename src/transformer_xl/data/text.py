@@ -77,6 +77,7 @@ def read_text(
     Raises:
         UserError: the file is damaged or holds what it must not; it names file and place.
     """
+    encoding = "utf-8" if encoding.lower() == "utf8" else encoding.lower()
     decoded = _decoded(source, encoding, errors)
     if source.format == "text":
         passes = any_bytes and encoding == "utf-8" and errors == "strict"
@@ -123,15 +124,15 @@ def _records(source: Source, decoded: Iterable[bytes], errors: str) -> Iterator[
         lines = _lines(decoded, source)
         texts = _json_texts(lines, source) if source.format == "jsonl" else _csv_texts(lines, source)
     for number, text in enumerate(texts, 1):
-        place = f"{source.place}, record {number:,},"
         if not isinstance(text, str):
-            found = json.dumps(text, default=str)[:40]
-            raise UserError(f"{place} has {found} under {source.field!r}, and must have text there")
+            found = f"has {json.dumps(text, default=str)[:40]} under {source.field!r}, and must have text there"
+            raise UserError(f"{source.place}, record {number:,}, {found}")
         try:
             yield text.encode()
         except UnicodeEncodeError as error:
             if errors == "strict":
-                raise UserError(f"{place} holds half a character: {error}; data.errors=replace goes on") from error
+                found = f"holds half a character: {error}; data.errors=replace goes on"
+                raise UserError(f"{source.place}, record {number:,}, {found}") from error
             yield _HALF_CHARACTER.sub("\ufffd", text).encode()
 
 
@@ -186,7 +187,8 @@ def _json_texts(lines: Iterable[str], source: Source) -> Iterator[object]:
             raise UserError(
                 f"{source.place}, line {number:,}, is no JSON: {error}; a line must be an object"
             ) from error
-        _check_field(source, list(record) if isinstance(record, dict) else [], place=f", line {number:,},")
+        if not isinstance(record, dict) or source.field not in record:
+            _check_field(source, list(record) if isinstance(record, dict) else [], place=f", line {number:,},")
         yield record[source.field]
 
 

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import transformer_xl as txl
 from tests.conftest import Outcome
-from tests.training.processes import assert_same_run, exact_run
 from transformer_xl.data.subwords import SubwordTokenizer
 from transformer_xl.data.tokenizer import LearnSettings, Part
 
@@ -34,27 +30,6 @@ def folder(text_file: Path, tmp_path: Path) -> Path:
 
 def settings(folder: Path) -> list[str]:
     return [f"data.path={folder}", "data.order=shuffled", "scheduler.total_steps=40", "trainer.limit_train_batches=7"]
-
-
-@pytest.mark.parametrize("tokenizer", ["byte", pytest.param("bpe", marks=pytest.mark.slow)])
-def test_a_resume_reads_on_in_the_same_order(tokenizer: str, tiny_run: Run, folder: Path) -> None:
-    own = [*settings(folder), f"data.tokenizer={tokenizer}", "data.bpe_size=300", "trainer.num_sanity_val_steps=0"]
-    whole = tiny_run(*own, "trainer.max_steps=19", name="whole")
-    begun = tiny_run(*own, "trainer.max_steps=10", name="begun")
-    assert begun.status == 0
-    assert tiny_run(f"resume={begun.folder}", "trainer.max_steps=19", base=False).status == 0
-    assert begun.values("train/loss") == whole.values("train/loss")
-    unshuffled = tiny_run(*own, "data.order=as_is", "trainer.max_steps=19", name="unshuffled")
-    assert unshuffled.values("train/loss") != whole.values("train/loss")
-
-
-@pytest.mark.slow
-def test_shuffled_documents_on_two_processes_give_the_numbers_of_one(
-    text_file: Path, tmp_path: Path, folder: Path
-) -> None:
-    one = exact_run(text_file, tmp_path, 1, *settings(folder))
-    two = exact_run(text_file, tmp_path, 2, *settings(folder))
-    assert_same_run(one, two)
 
 
 def test_what_stands_before_a_document_changes_nothing_in_it(tiny_run: Run, folder: Path) -> None:
@@ -105,14 +80,3 @@ def test_a_resume_with_another_tokenizer_of_the_same_name_is_refused(
     assert tiny_run(f"resume={begun.folder}", "trainer.max_steps=9", base=False).status == 2
     assert "gives another vocabulary than that of" in capsys.readouterr().err
     assert txl.load_model(begun.folder).vocabulary is not None
-
-
-def test_what_a_foreign_tokenizer_cannot_say_is_counted(tiny_run: Run, folder: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel({"the": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "words.json"))
-    outcome = tiny_run(*settings(folder), f"data.tokenizer={tmp_path / 'words.json'}")
-    assert outcome.status == 0
-    (sidecar,) = (tmp_path / "corpora").glob("*/corpus.json")
-    found = json.loads(sidecar.read_text())["splits"]["train"]
-    assert 0.5 < found["unknown"] / found["tokens"] < 1

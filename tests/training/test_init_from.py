@@ -12,9 +12,6 @@ import yaml
 
 import transformer_xl as txl
 from tests.conftest import Outcome
-from tests.data.laid_out import evaluation_lanes, training_lanes
-from transformer_xl.config import EvalConfig
-from transformer_xl.inference.evaluate import context_of, read_split
 
 Run = Callable[..., Outcome]
 STILL = ["optimizer.lr=0", "trainer.max_steps=1", "trainer.val_check_interval=1"]
@@ -87,32 +84,6 @@ def test_the_network_is_the_sources_to_the_bit_and_its_settings_too(
     assert after.vocabulary.hash() == before.vocabulary.hash()
 
 
-def test_the_first_validation_and_step_have_the_losses_of_the_source(
-    tiny_run: Run, source: Path, texts: dict[str, Path]
-) -> None:
-    outcome = begun(tiny_run, source, texts["same"], *STILL, "model.dropout=0", "eval.mem_len=9")
-    model = txl.load_model(source)
-    ids = model.vocabulary.encode(texts["same"].read_text())
-    valid = outcome.values("val/loss")[1]
-    lengths = EvalConfig(batch_size=4, segment_len=5, mem_len=9, clamp_len=None, same_length=False, stride=None)
-    cut = [int(len(ids) * share) for share in (0.6, 0.8)]
-    score = read_split(
-        model,
-        evaluation_lanes(ids[cut[0] : cut[1]].astype("u1"), batch_size=4, split="valid"),
-        context_of(lengths),
-        max_tokens=None,
-        zero_start=False,
-        autocast=lambda: torch.autocast("cpu", enabled=False),
-    ).score
-    assert valid == pytest.approx(score.loss, abs=1e-6)
-    batch = training_lanes(ids[: cut[0]].astype("u1"), batch_size=4, segment_len=5).read(
-        epoch=0, lanes=range(4), start=0, stop=5
-    )
-    with torch.no_grad():
-        first = model.nll(torch.tensor(batch.tokens_BT), torch.tensor(batch.targets_BT), model.empty_memory(4)).nll_BT
-    assert outcome.values("train/loss")[1] == pytest.approx(float(first.mean()), abs=1e-6)
-
-
 def test_a_text_with_other_characters_is_refused_unless_the_vocabulary_is_extended(
     tiny_run: Run, source: Path, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,16 +102,6 @@ def test_a_text_with_other_characters_is_refused_unless_the_vocabulary_is_extend
     added = after.state_dict()["embedding.weights.2"][len(before.state_dict()["embedding.weights.2"]) :]
     assert added.shape == (len(new) - len(old), 4)
     assert 0.005 < float(added.std()) < 0.2
-
-
-def test_words_that_the_vocabulary_lacks_are_unknown_or_added(tiny_run: Run, texts: dict[str, Path]) -> None:
-    trained = tiny_run(
-        f"data.path={texts['first']}", "data.tokenizer=word", "data.valid_fraction=0.2", name="words"
-    ).folder
-    kept = begun(tiny_run, trained, texts["other"], *STILL, name="kept")
-    assert txl.load_model(kept.folder).vocabulary.hash() == txl.load_model(trained).vocabulary.hash()
-    extended = begun(tiny_run, trained, texts["other"], *STILL, "init_vocabulary=extend", name="extended")
-    assert txl.load_model(extended.folder).vocabulary.symbols[-3:] == ("zebra!", "quite", "7")
 
 
 @pytest.mark.parametrize(
@@ -181,33 +142,12 @@ def test_symbols_that_are_no_text_are_refused(tiny_run: Run, source: Path, capsy
     assert "or init_vocabulary=extend" not in error
 
 
-def test_a_source_whose_clusters_all_fell_away_is_taken_as_it_is(tiny_run: Run, texts: dict[str, Path]) -> None:
-    trained = tiny_run(
-        f"data.path={texts['first']}", "data.tokenizer=char", "model.cutoffs=[1000]", "model.div_val=2", name="whole"
-    )
-    outcome = begun(tiny_run, trained.folder, texts["same"], *STILL)
-    assert outcome.status == 0
-    weights = txl.load_model(trained.folder).state_dict()
-    assert all(torch.equal(weights[n], w) for n, w in txl.load_model(outcome.folder).state_dict().items())
-    assert tiny_run(f"resume={outcome.folder}", "trainer.max_steps=2", base=False).status == 0
-
-
 def test_a_run_without_steps_cannot_be_resumed(
     tiny_run: Run, source: Path, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = begun(tiny_run, source, texts["same"], "trainer.max_steps=0").folder
     assert tiny_run(f"resume={folder}", "trainer.max_steps=3", base=False).status == 2
     assert "is finished, and holds no checkpoint" in capsys.readouterr().err
-
-
-def test_a_source_that_is_not_there_is_one_sentence(
-    tiny_run: Run, texts: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = begun(tiny_run, "/dev/null/nowhere", texts["same"])
-    error = capsys.readouterr().err
-    assert outcome.status == 2
-    assert "/dev/null/nowhere" in error
-    assert error.count("\n") == 1
 
 
 def test_a_source_without_a_vocabulary_is_taken_if_the_sizes_agree(

@@ -24,24 +24,12 @@ def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
     return outcome.checkpoint()["state_dict"]
 
 
-def test_same_command_gives_the_same_bits(tiny_run: Run) -> None:
-    one, other = tiny_run(*DROPOUT, name="one"), tiny_run(*DROPOUT, name="other")
-    assert losses(one) == losses(other)
-    assert all(torch.equal(weights(one)[name], tensor) for name, tensor in weights(other).items())
-
-
 def test_another_seed_gives_another_run(tiny_run: Run) -> None:
     assert losses(tiny_run(name="one")) != losses(tiny_run("seed=2", name="other"))
 
 
-def test_every_step_has_a_loss_that_reads_back_to_the_same_bits(tiny_run: Run) -> None:
-    outcome = tiny_run("trainer.max_steps=5", *EXACT)
-    assert list(outcome.values("train/loss")) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("change", [["data.lane_chunks=2"], ["data.lane_chunks=3"]])
-def test_lane_chunks_do_not_change_the_gradient(tiny_run: Run, change: list[str]) -> None:
-    whole, chunked = tiny_run(*EXACT, name="whole"), tiny_run(*EXACT, *change, name="chunked")
+def test_lane_chunks_do_not_change_the_gradient(tiny_run: Run) -> None:
+    whole, chunked = tiny_run(*EXACT, name="whole"), tiny_run(*EXACT, "data.lane_chunks=3", name="chunked")
     assert losses(chunked) == pytest.approx(losses(whole), rel=1e-9)
     assert chunked.values("train/grad_norm") == pytest.approx(whole.values("train/grad_norm"), rel=1e-9)
     assert chunked.values("lr") == whole.values("lr")
@@ -51,14 +39,8 @@ def test_learning_rate_by_step_is_the_same_however_it_is_accumulated(tiny_run: R
     every_step = ["trainer.log_every_n_steps=1", "trainer.limit_val_batches=0"]
     plain = tiny_run(*every_step, name="plain").values("lr")
     assert list(plain) == [1, 2, 3, 4, 5, 6]
-    for index, change in enumerate(
-        [
-            ["trainer.accumulate_grad_batches=4"],
-            ["data.lane_chunks=2"],
-            ["trainer.accumulate_grad_batches=4", "data.lane_chunks=2"],
-        ]
-    ):
-        assert tiny_run(*every_step, *change, name=f"changed{index}").values("lr") == plain
+    parts = ["trainer.accumulate_grad_batches=4", "data.lane_chunks=2"]
+    assert tiny_run(*every_step, *parts, name="parts").values("lr") == plain
 
 
 def test_accumulation_averages_over_the_tokens_of_all_its_segments(tiny_run: Run) -> None:
@@ -71,23 +53,10 @@ def test_accumulation_averages_over_the_tokens_of_all_its_segments(tiny_run: Run
 
 def test_validation_sampling_and_sanity_steps_change_no_training_loss(tiny_run: Run) -> None:
     plain = tiny_run(*DROPOUT, "trainer.limit_val_batches=0", name="plain")
-    for index, change in enumerate(
-        [
-            ["trainer.val_check_interval=1"],
-            ["trainer.num_sanity_val_steps=2"],
-            ["callbacks.sample.n_tokens=3", "trainer.val_check_interval=2"],
-            ["eval.batch_size=3", "eval.segment_len=4", "eval.mem_len=11"],
-        ]
-    ):
-        changed = tiny_run(*DROPOUT, *change, name=f"changed{index}")
-        assert losses(changed) == losses(plain)
-        assert all(torch.equal(weights(plain)[name], tensor) for name, tensor in weights(changed).items())
-
-
-def test_validation_every_n_steps_and_once_at_the_end(tiny_run: Run) -> None:
-    for index, change in enumerate([[], ["data.lane_chunks=2"], ["trainer.accumulate_grad_batches=3"]]):
-        outcome = tiny_run("trainer.max_steps=5", "trainer.val_check_interval=2", *change, name=f"run{index}")
-        assert list(outcome.values("val/loss")) == [2, 4, 5]
+    often = ["trainer.val_check_interval=1", "trainer.num_sanity_val_steps=2", "callbacks.sample.n_tokens=3"]
+    changed = tiny_run(*DROPOUT, *often, "eval.batch_size=3", "eval.segment_len=4", "eval.mem_len=11", name="changed")
+    assert losses(changed) == losses(plain)
+    assert all(torch.equal(weights(plain)[name], tensor) for name, tensor in weights(changed).items())
 
 
 def test_validation_by_epochs_and_by_shares_of_one(tiny_run: Run) -> None:
@@ -103,20 +72,6 @@ def test_max_epochs_ends_a_run(tiny_run: Run) -> None:
     assert max(tiny_run(*epochs, name="plain").values("train/loss")) == 6
     accumulated = tiny_run(*epochs, "trainer.accumulate_grad_batches=2", name="accumulated")
     assert max(accumulated.values("train/loss")) == 3
-
-
-def test_a_limited_epoch_is_read_again(tiny_run: Run) -> None:
-    outcome = tiny_run("trainer.limit_train_batches=2", "optimizer.lr=0", "trainer.limit_val_batches=0")
-    first, second, *rest = losses(outcome)
-    assert rest == [first, second, first, second]
-
-
-def test_memory_crosses_segments_and_is_reset_with_each_epoch(tiny_run: Run) -> None:
-    frozen = ["optimizer.lr=0", "trainer.limit_val_batches=0", "model.init_std=0.5"]
-    with_memory = losses(tiny_run(*frozen, name="with"))
-    without = losses(tiny_run(*frozen, "model.mem_len=0", name="without"))
-    assert with_memory[0] == without[0]
-    assert all(one != other for one, other in zip(with_memory[1:], without[1:], strict=True))
 
 
 def test_gradient_norm_is_measured_before_clipping(tiny_run: Run) -> None:
@@ -171,28 +126,7 @@ def test_dropout_seeds_differ_by_step_rank_and_micro_batch() -> None:
     assert len(seeds) == 81
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-@pytest.mark.parametrize("scheduler", ["constant", "cosine", "inv_sqrt", "plateau"])
-def test_every_optimizer_and_schedule_trains(tiny_run: Run, optimizer: str, scheduler: str) -> None:
-    outcome = tiny_run(f"optimizer={optimizer}", f"scheduler={scheduler}")
-    assert losses(outcome)[-1] < losses(outcome)[0]
-
-
-def test_plateau_lowers_the_learning_rate_of_later_steps(tiny_run: Run) -> None:
-    outcome = tiny_run(
-        "scheduler=plateau",
-        "scheduler.warmup_steps=0",
-        "optimizer.lr=100",
-        "trainer.val_check_interval=1",
-        "trainer.log_every_n_steps=1",
-        "trainer.max_steps=8",
-    )
-    rates = list(outcome.values("lr").values())
-    assert rates[0] == 100
-    assert rates[-1] <= 50
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_precisions_train(tiny_run: Run, precision: str) -> None:
     assert losses(tiny_run(f"trainer.precision={precision}"))[-1] < 5.7
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Outcome, tiny_overrides
+from tests.conftest import Outcome
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
@@ -63,39 +60,3 @@ def test_weights_that_overflow_are_never_saved(tiny_run: Run, capsys: pytest.Cap
     assert "there is no checkpoint yet" in error
     assert list(outcome.values("train/loss")) == [1]
     assert not list(outcome.folder.rglob("*.ckpt"))
-
-
-TWO_PROCESSES = """
-import math
-from transformer_xl.commands.train import main
-from transformer_xl.training.module import LanguageModule
-
-original = LanguageModule.training_step
-
-def training_step(module, batch, batch_idx):
-    result = original(module, batch, batch_idx)
-    if module.global_rank == 1 and batch.step == 3:
-        result = result * math.nan
-    return result
-
-LanguageModule.training_step = training_step
-main()
-"""
-
-
-def two_processes(text_file: Path, tmp_path: Path, *overrides: str) -> Outcome:
-    """Run with a loss in the second process that is no number, at step 3."""
-    script, folder = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(TWO_PROCESSES)
-    settings = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", "trainer.precision=64-true", *overrides]
-    command = [sys.executable, str(script), *settings, f"hydra.run.dir={folder}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    return Outcome(folder, done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.slow
-def test_two_processes_stop_at_the_step_in_which_one_of_them_meets_no_number(text_file: Path, tmp_path: Path) -> None:
-    outcome = two_processes(text_file, tmp_path, *EVERY_STEP)
-    assert outcome.status == 2, outcome.stderr
-    assert outcome.stderr.count("gradient norm nan at step 3") == 1
-    assert outcome.checkpoint()["global_step"] == 2

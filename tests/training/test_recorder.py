@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Outcome, read_values
-from transformer_xl.data.stream import Batch
 from transformer_xl.training.checkpoint import CheckpointFile
-from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
 OF_THE_MACHINE = {"tokens_per_second", "mfu"}
@@ -31,19 +27,6 @@ def entries(folder: Path) -> list[tuple[int, int, str, float | None]]:
         (line["step"], line["tokens"], line["name"], None if line["name"] in OF_THE_MACHINE else line["value"])
         for line in lines
     ]
-
-
-def stop_at(steps: set[int]) -> Callable[..., None]:
-    """Make a hook that asks the run to stop within a step, once for each."""
-
-    def on_train_batch_start(module: LanguageModule, batch: Batch, batch_idx: int) -> None:
-        original(module, batch, batch_idx)
-        if batch.step in steps:
-            steps.remove(batch.step)
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    original = LanguageModule.on_train_batch_start
-    return on_train_batch_start
 
 
 def test_figures_stand_at_multiples_of_the_interval_and_at_the_last_step(tiny_run: Run) -> None:
@@ -66,23 +49,6 @@ def test_the_clipped_share_is_of_the_steps_since_the_last_one(tiny_run: Run) -> 
     assert shares == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "stops", [{3, 7}, *(pytest.param(stops, marks=pytest.mark.slow) for stops in ({2}, {4, 5, 6, 9, 10}, {11}))]
-)
-def test_a_run_stopped_and_resumed_has_the_lines_of_the_run_never_stopped(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, stops: set[int]
-) -> None:
-    whole = tiny_run(*SETTINGS, name="whole")
-    count = len(stops)
-    monkeypatch.setattr(LanguageModule, "on_train_batch_start", stop_at(set(stops)))
-    outcome = tiny_run(*SETTINGS, name="stopped")
-    for _ in range(count):
-        assert outcome.status == 75
-        outcome = Outcome(outcome.folder, tiny_run(f"resume={outcome.folder}", base=False).status, "", "")
-    assert outcome.status == 0
-    assert entries(outcome.folder) == entries(whole.folder)
-
-
 def test_a_run_that_a_resume_lengthens_counts_on_over_its_former_end(tiny_run: Run) -> None:
     whole = tiny_run(*SETTINGS, "trainer.max_steps=12", name="whole")
     short = tiny_run(*SETTINGS, "trainer.max_steps=10", "scheduler.total_steps=12", name="short")
@@ -90,23 +56,6 @@ def test_a_run_that_a_resume_lengthens_counts_on_over_its_former_end(tiny_run: R
     for name in ("train/clipped_share", "train/grad_norm"):
         values = read_values(short.folder, name)
         assert {step: values[step] for step in (4, 8, 12)} == whole.values(name)
-
-
-def test_a_run_killed_in_its_final_test_has_the_tests_score_once(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        # after the test's lines are written, before the report is made
-        patched.setattr("transformer_xl.commands.report.print_table", die)
-        outcome = tiny_run()
-    assert outcome.status == 130
-    first = outcome.values("test/loss")
-    assert tiny_run(f"resume={outcome.folder}", base=False).status == 0
-    assert outcome.values("test/loss") == first  # `read_values` refuses a step that stands twice
-    assert list(first) == [6]
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_they_belong_to(

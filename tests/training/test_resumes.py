@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +16,6 @@ from transformer_xl.commands.train import train_by_command as train
 from transformer_xl.training.module import LanguageModule
 
 Run = Callable[..., Outcome]
-DROPOUT = ["model.dropout=0.2", "model.dropatt=0.1"]
-LONGER = "trainer.max_steps=10"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def identity(folder: Path) -> dict[str, object]:
@@ -54,16 +45,6 @@ def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LanguageModule, "training_step", training_step)
 
 
-def test_before_its_first_checkpoint_a_run_may_still_become_another(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        crash_at(1, patched)
-        crashed = tiny_run()
-    assert tiny_run(f"resume={crashed.folder}", "data.batch_size=3", "model.mem_len=4", base=False).status == 0
-    assert crashed.checkpoint()["config"]["data"]["batch_size"] == 3
-
-
 def test_damaged_lines_of_a_killed_run_do_not_keep_its_logger_from_going_on(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,15 +55,6 @@ def test_damaged_lines_of_a_killed_run_do_not_keep_its_logger_from_going_on(
         file.write(b"\x00" * 64 + b"\n" + b"\xff\n")  # as a power cut leaves it
     assert tiny_run(f"resume={run.folder}", "trainer.max_steps=6", base=False).status == 0
     assert list(run.values("train/loss")) == [1, 2, 3, 4, 5, 6]
-
-
-def test_what_only_a_branch_may_change_is_refused_with_the_way_to_one(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = tiny_run()
-    capsys.readouterr()
-    assert tiny_run(f"resume={first.folder}", "optimizer.lr=0.1", base=False).status == 2
-    assert "optimizer.lr is 0.1 and was 0.01; only a branch" in capsys.readouterr().err
 
 
 def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(
@@ -101,28 +73,6 @@ def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(
     assert parent_id.encode() in log.read_bytes()
 
 
-def test_a_branch_that_was_killed_while_it_was_copied_is_begun_again(
-    in_outputs: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert in_outputs("name=a", "scheduler.total_steps=10") == 0
-    copyfile, copied = shutil.copyfile, []
-
-    def copy_some(source: Path, target: Path) -> None:
-        if copied:
-            raise RuntimeError("killed")
-        copyfile(source, target)
-        copied.append(target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copyfile", copy_some)
-        assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 1
-    assert copied[0].is_file()
-    assert in_outputs("resume=outputs/a", "name=b", LONGER, base=False) == 0
-    branch = tmp_path / "outputs" / "b"
-    assert list(read_values(branch, "train/loss")) == list(range(1, 11))
-    assert not list(branch.rglob("*.tmp"))
-
-
 @pytest.mark.parametrize("steps", [6, 8])
 def test_a_branch_that_validates_otherwise_has_a_best_of_its_own(
     in_outputs: Callable[..., int], tmp_path: Path, steps: int
@@ -138,20 +88,6 @@ def test_a_branch_that_validates_otherwise_has_a_best_of_its_own(
     if steps == 8:
         assert b.checkpoint("best")["global_step"] == 8
         assert b.values("val/loss")[8] == b.summary["objective"]
-
-
-class locked:  # noqa: N801 - reads as what it does
-    """Another holder of a run folder's lock."""
-
-    def __init__(self, folder: Path) -> None:
-        self._handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
-        os.write(self._handle, b"process 77 on elsewhere")
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
 
 
 def test_auto_starts_over_as_the_command_says_where_there_is_no_checkpoint(
@@ -185,21 +121,6 @@ def test_auto_takes_what_a_resume_may_change_and_refuses_another_run(
         error = capsys.readouterr().err
         assert all(word in error for word in words), error
         assert error.count("\n") == 1
-
-
-def test_auto_turns_the_logger_on_and_off_where_the_command_names_it(
-    in_outputs: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    command = ["name=a", "resume=auto", "scheduler.total_steps=9"]
-    wandb = tmp_path / "outputs" / "a" / "wandb"
-    assert in_outputs(*command, "trainer.max_steps=3") == 0
-    assert in_outputs(*command, "trainer.max_steps=4", "logger=wandb", "logger.project=p") == 0
-    (first,) = wandb.glob("offline-run-*")
-    config = yaml.safe_load((tmp_path / "outputs" / "a" / "config.yaml").read_text())
-    assert (config["logger"]["kind"], config["logger"]["project"]) == ("wandb", "p")
-    assert in_outputs(*command, "trainer.max_steps=5") == 0
-    assert list(wandb.glob("offline-run-*")) == [first]
 
 
 def test_auto_says_of_a_finished_run_without_checkpoints_only_that_it_is_finished(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +11,9 @@ import torch
 import yaml
 
 import transformer_xl as txl
-from tests.conftest import Outcome, read_values, run_training, tiny_overrides
-from transformer_xl.training.module import LanguageModule
+from tests.conftest import Outcome, read_values, tiny_overrides
 
 Run = Callable[..., Outcome]
-DROPOUT = ["model.dropout=0.2", "model.dropatt=0.1"]
 
 
 def test_a_run_leaves_everything_about_it_in_its_folder(tiny_run: Run) -> None:
@@ -142,35 +137,6 @@ def test_checkpoints_hold_what_a_resume_needs_and_load_without_code(tiny_run: Ru
     assert checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] == [{"batches": 5}]
 
 
-def test_best_checkpoint_is_the_best_validation(tiny_run: Run) -> None:
-    """A learning rate that grows until the loss does: the best validation is not the last."""
-    outcome = tiny_run(
-        "optimizer=sgd",
-        "scheduler=constant",
-        "scheduler.warmup_steps=100",
-        "optimizer.lr=100",
-        "trainer.gradient_clip_val=null",
-        "trainer.val_check_interval=1",
-        "trainer.max_steps=4",
-    )
-    scores = outcome.values("val/loss")
-    best = min(scores, key=lambda step: scores[step])  # type: ignore[arg-type, return-value]
-    assert best < 4
-    assert outcome.checkpoint("best")["global_step"] == best
-    assert outcome.checkpoint("last")["global_step"] == 4
-
-
-def test_load_model_takes_run_folder_and_checkpoint(tiny_run: Run) -> None:
-    outcome = tiny_run()
-    model = txl.load_model(outcome.folder)
-    assert not model.training
-    assert model.vocabulary.kind == "byte"
-    tokens = torch.randint(0, 256, (2, 5))
-    one = model.log_probs(tokens, model.empty_memory(batch_size=2)).log_probs_BTV
-    other = txl.load_model(outcome.folder / "checkpoints" / "best.ckpt")
-    assert torch.equal(one, other.log_probs(tokens, other.empty_memory(batch_size=2)).log_probs_BTV)
-
-
 def test_opening_lines_are_few_and_come_before_step_one(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_run("trainer.enable_progress_bar=true")
     captured = capsys.readouterr()
@@ -196,31 +162,6 @@ def test_a_text_without_validation_and_test_parts_trains(tiny_run: Run) -> None:
     assert outcome.summary["objective"] == outcome.values("train/loss")[6]
 
 
-def wait_for_new_steps(folder: Path, count: int, process: object) -> None:
-    """Wait until a run has logged `count` steps more than it had."""
-    path = folder / "metrics.jsonl"
-    before = path.read_text().count("train/loss") if path.exists() else 0
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_text().count("train/loss") < before + count:
-        assert time.monotonic() < deadline
-        assert process.poll() is None  # type: ignore[attr-defined]
-        time.sleep(0.02)
-
-
-def test_a_run_stopped_after_its_last_step_is_reported_by_a_resume(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(LanguageModule, "test_step", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
-        outcome = tiny_run()
-    assert outcome.status == outcome.summary["exit_code"] == 75
-    capsys.readouterr()
-    assert tiny_run(f"resume={outcome.folder}", base=False).status == 0
-    assert "validation" in capsys.readouterr().out
-    assert outcome.summary["status"] == "finished"
-    assert set(outcome.summary["metrics"]) == {"valid", "test"}
-
-
 def test_scores_of_bfloat16_weights_are_summed_in_float64(tiny_run: Run) -> None:
     outcome = tiny_run(
         "trainer.precision=bf16-true",
@@ -238,21 +179,6 @@ def test_limits_may_be_shares_however_small(tiny_run: Run) -> None:
     assert 400 < outcome.summary["metrics"]["test"]["tokens"] < 1100
 
 
-def test_resume_may_name_what_is_already_so_and_turn_the_logger_off(tiny_run: Run) -> None:
-    first = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6")
-    same = ["data=text", "trainer.precision=auto", "logger=none", "seed=1", "trainer.max_steps=6"]
-    assert tiny_run(f"resume={first.folder}", *same, base=False).status == 0
-
-
-def test_resume_takes_the_runs_own_settings_and_lays_this_commands_on_them(tiny_run: Run) -> None:
-    first = tiny_run("trainer.max_steps=4", "scheduler.total_steps=8", "seed=5", "trainer.val_check_interval=4")
-    again = tiny_run(f"resume={first.folder}", "trainer.max_steps=8", base=False)
-    whole = tiny_run("trainer.max_steps=8", "seed=5", "trainer.val_check_interval=4", name="whole")
-    assert again.status == 0
-    assert read_values(first.folder, "train/loss") == whole.values("train/loss")
-    assert yaml.safe_load((first.folder / "config.yaml").read_text())["trainer"]["max_steps"] == 8
-
-
 def test_resume_refuses_another_text(tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = tiny_run("trainer.max_steps=3", "scheduler.total_steps=6")
     other = tmp_path / "other.txt"
@@ -261,37 +187,6 @@ def test_resume_refuses_another_text(tiny_run: Run, tmp_path: Path, capsys: pyte
     outcome = tiny_run(f"resume={first.folder}", "trainer.max_steps=6", f"data.path={other}", base=False)
     assert outcome.status == 2
     assert "the text has changed" in capsys.readouterr().err
-
-
-def test_a_loss_that_is_not_a_number_stops_the_run_and_saves_nothing_of_it(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = tiny_run(
-        "optimizer=sgd",
-        "optimizer.lr=1e30",
-        "scheduler=constant",
-        "scheduler.warmup_steps=0",
-        "trainer.gradient_clip_val=null",
-        "trainer.log_every_n_steps=3",
-        "callbacks.checkpoint.every_n_train_steps=1",
-    )
-    error = capsys.readouterr().err
-    assert outcome.status == 2
-    assert error.count("\n") == 1
-    assert "at step 2" in error
-    assert "checkpoints/last.ckpt" in error
-    assert outcome.checkpoint()["global_step"] == 1
-    assert outcome.summary["status"] == "failed"
-    assert all(torch.isfinite(tensor).all() for tensor in outcome.checkpoint()["state_dict"].values())
-
-
-def test_a_folder_that_cannot_be_written_is_refused(
-    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = run_training([*tiny_overrides(text_file, tmp_path), "hydra.run.dir=/dev/null/run"], tmp_path)
-    assert outcome.status == 2
-    assert outcome.stderr.count("\n") == 1
-    assert "/dev/null/run" in outcome.stderr
 
 
 def test_two_kilobytes_of_repeated_text_are_learnt_by_heart(tmp_path: Path, tiny_run: Run) -> None:

@@ -16,12 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import REPOSITORY, Outcome, read_values, tiny_overrides
-from transformer_xl import resume
+from tests.conftest import REPOSITORY, Outcome, tiny_overrides
 from transformer_xl.errors import DamagedError, UserError
 from transformer_xl.interop.load import load_model
 from transformer_xl.interop.native import CHECKPOINT_FORMAT, read_checkpoint
-from transformer_xl.training.checkpoint import CheckpointFile, link
+from transformer_xl.training.checkpoint import CheckpointFile
 
 Run = Callable[..., Outcome]
 EACH_STEP = ["callbacks.checkpoint.every_n_train_steps=1", "scheduler.total_steps=6"]
@@ -74,21 +73,6 @@ def test_a_file_system_without_links_gets_copies(tiny_run: Run, monkeypatch: pyt
     monkeypatch.setattr(os, "link", refuse)
     outcome = tiny_run(*EACH_STEP, "trainer.max_steps=3")
     assert steps_in(outcome.folder) == {"best.ckpt": 3, "last.ckpt": 3, "step-2.ckpt": 2}
-
-
-def test_what_is_kept_is_the_checkpoint_as_it_was_written(tiny_run: Run) -> None:
-    short = tiny_run(*EACH_STEP, "trainer.max_steps=2", name="short")
-    longer = tiny_run(*EACH_STEP, "trainer.max_steps=3", "trainer.val_check_interval=2", name="longer")
-    kept, last = longer.checkpoint("step-2"), short.checkpoint()
-    for part in ("state_dict", "optimizer_states", "train_memory"):
-        assert_equal(kept[part], last[part])
-
-
-def test_linking_a_file_to_its_own_other_name_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "a.ckpt").write_text("a")
-    for _ in range(2):
-        link(tmp_path / "a.ckpt", tmp_path / "b.ckpt")
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ckpt", "b.ckpt"]
 
 
 # --- damage ---
@@ -147,12 +131,6 @@ def test_what_a_killed_process_had_begun_is_cleared_away(tiny_run: Run, stopped:
         (stopped.folder / "checkpoints" / f".{name}.ckpt.0a.tmp").write_bytes(b"half")
     assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=5", base=False).status == 0
     assert not list(stopped.folder.rglob("*.tmp"))
-
-
-def test_a_run_without_checkpoints_is_told_apart_from_a_damaged_one(tmp_path: Path) -> None:
-    assert resume.newest_checkpoint(tmp_path) is None
-    (tmp_path / "checkpoints").mkdir()
-    assert resume.newest_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("version", [CHECKPOINT_FORMAT - 1, CHECKPOINT_FORMAT + 1])
@@ -270,72 +248,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_leaves_the_checkpoint_befo
     assert steps_in(folder) == steps
 
 
-@pytest.mark.slow
-def test_a_full_disk_met_by_the_figures_ends_the_run_in_one_sentence(
-    tiny_run: Run, text_file: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "full"
-    arguments = [*tiny_overrides(text_file, tmp_path), *EACH_STEP, f"hydra.run.dir={folder}"]
-    done = run_wrapped("replace", 2, "100", arguments, tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert f"{folder}/metrics.jsonl cannot be used: File too large" in done.stderr  # and not that of summary.json
-    assert tiny_run(f"resume={folder}", base=False).status == 0
-    assert list(read_values(folder, "train/loss")) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_folder_that_vanishes_during_the_run_is_not_made_again(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    save = CheckpointFile.save_checkpoint
-
-    def vanish(self: CheckpointFile, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        shutil.rmtree(tmp_path / "run")
-        save(self, checkpoint, path)
-
-    monkeypatch.setattr(CheckpointFile, "save_checkpoint", vanish)
-    assert tiny_run().status == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "checkpoints/last.ckpt cannot be written: No such file or directory" in error
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_end_when_the_first_cannot_save(text_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "full"
-    arguments = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", f"hydra.run.dir={folder}"]
-    wrapper = tmp_path / "wrapper.py"
-    wrapper.write_text(
-        "import os, resource, sys\n"
-        "from transformer_xl.training.checkpoint import CheckpointFile as F\n"
-        "def save(self, checkpoint, path, storage_options=None, save=F.save_checkpoint):\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
-        "    save(self, checkpoint, path)\n"
-        "F.save_checkpoint = save\n"
-        "from transformer_xl.commands import cli\n"
-        "from transformer_xl.commands.train import train_by_command as train\n"
-        "raise SystemExit(cli.run('train', train))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(wrapper), *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("last.ckpt cannot be written: File too large") == 1
-    assert steps_in(folder) == {}
-
-
 # --- memory ---
-
-
-def test_memory_of_float64_is_saved_in_full(tiny_run: Run) -> None:
-    outcome = tiny_run("trainer.precision=64-true")
-    assert outcome.checkpoint()["train_memory"]["hidden_LBMD"].dtype == torch.float64
 
 
 def test_a_run_without_saved_memory_starts_every_lane_with_an_empty_one(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import transformer_xl as txl
-from tests.conftest import Outcome, read_values, run_training, tiny_overrides
+from tests.conftest import Outcome
 from transformer_xl import build
 from transformer_xl.data.stream import Batch
 from transformer_xl.inference.evaluate import context_of, read_split
@@ -131,16 +130,6 @@ def test_validation_test_and_samples_read_the_average(tiny_run: Run, monkeypatch
         assert_same(weights, average)
 
 
-def test_a_report_without_a_best_checkpoint_reads_the_last_average(tiny_run: Run) -> None:
-    outcome = tiny_run(FROM_3, "trainer.limit_val_batches=0", name="averaged")
-    plain = tiny_run("trainer.limit_val_batches=0", name="plain")
-    assert not (outcome.folder / "checkpoints" / "best.ckpt").exists()
-    loss = outcome.values("test/loss")[6]
-    assert loss == pytest.approx(loss_of_loaded(outcome, "test", batches=2), rel=1e-6)
-    assert loss != plain.values("test/loss")[6]
-    assert_same(raw_of(outcome), raw_of(plain))
-
-
 def test_a_best_checkpoint_from_before_the_first_averaged_step_is_its_raw_weights(tiny_run: Run) -> None:
     """A learning rate that grows until the loss does: the first validation is the best."""
     grows = [
@@ -157,19 +146,6 @@ def test_a_best_checkpoint_from_before_the_first_averaged_step_is_its_raw_weight
     assert outcome.summary["metrics"]["test"]["loss"] == pytest.approx(
         loss_of_loaded(outcome, "test", checkpoint="best", batches=2), rel=1e-6
     )
-
-
-@pytest.mark.parametrize(("settings", "stop"), [([FROM_3], 4), ([FROM_3, EMA], 4), ([FROM_3], 2)])
-def test_a_resume_goes_on_with_the_average_to_the_bit(tiny_run: Run, settings: list[str], stop: int) -> None:
-    settings = [*settings, "trainer.val_check_interval=2", "trainer.num_sanity_val_steps=1"]
-    whole = tiny_run(*settings, name="whole")
-    stopped = tiny_run(*settings, f"trainer.max_steps={stop}", "scheduler.total_steps=6", name="stopped")
-    assert tiny_run(f"resume={stopped.folder}", "trainer.max_steps=6", base=False).status == 0
-    assert stopped.checkpoint()["averaged"]["count"] == whole.checkpoint()["averaged"]["count"] == 4
-    assert_same(stopped.checkpoint()["averaged"]["weights"], whole.checkpoint()["averaged"]["weights"])
-    for name in ("train/loss", "val/loss"):
-        assert read_values(stopped.folder, name) == whole.values(name)
-    assert stopped.values("test/loss")[6] == whole.values("test/loss")[6]
 
 
 def test_a_resume_that_begins_the_average_later_forgets_the_one_before(
@@ -193,20 +169,3 @@ def test_bfloat16_weights_have_a_float32_average(tiny_run: Run, raw_weights: lis
     loaded = copy_of(txl.load_model(outcome.folder))
     assert_same(loaded, {name: tensor.bfloat16() for name, tensor in average.items()})
     assert outcome.values("val/loss")[6] == pytest.approx(loss_of_loaded(outcome, "valid", batches=4), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_two_processes_keep_the_average_of_one(text_file: Path, tmp_path: Path) -> None:
-    averages = []
-    for devices in (1, 2):
-        folder = tmp_path / f"processes-{devices}"
-        settings = [FROM_3, "trainer.precision=64-true", "data.lane_chunks=2", f"trainer.devices={devices}"]
-        arguments = [*tiny_overrides(text_file, tmp_path), *settings, f"hydra.run.dir={folder}"]
-        outcome = run_training(arguments, tmp_path)
-        assert outcome.status == 0, outcome.stderr
-        averages.append((outcome.checkpoint()["averaged"], outcome.values("val/loss"), outcome.values("test/loss")))
-    (one, one_val, one_test), (two, two_val, two_test) = averages
-    assert one["count"] == two["count"] == 4
-    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-7, atol=1e-9)
-    assert two_val == pytest.approx(one_val, rel=1e-9)
-    assert two_test == pytest.approx(one_test, rel=1e-9)

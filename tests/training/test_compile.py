@@ -90,16 +90,3 @@ def test_two_processes_compile_each_for_itself(tmp_path: Path, kernels: str) -> 
     two = [*settings, "compile=true", "trainer.devices=2", f"hydra.run.dir={tmp_path / 'two'}"]
     outcome = run_training(two, tmp_path, TORCHINDUCTOR_CACHE_DIR=kernels)
     assert losses(outcome) == pytest.approx(losses(plain), rel=1e-9)
-
-
-def test_a_machine_without_a_compiler_is_told_before_any_work(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/g++")
-    outcome = tiny_run("compile=true")
-    error = capsys.readouterr().err
-    assert outcome.status == 2
-    assert error.count("\n") == 1
-    assert "compile is true" in error
-    assert "no /nowhere/g++" in error
-    assert not outcome.folder.exists()

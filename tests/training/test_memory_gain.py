@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from tests.conftest import Outcome
 from tests.data.laid_out import evaluation_lanes
@@ -20,7 +19,6 @@ from transformer_xl.data.lanes import split_evenly
 from transformer_xl.data.stream import EvalStream
 from transformer_xl.inference.evaluate import context_of, read_split
 from transformer_xl.model.streaming import stream
-from transformer_xl.run_folder import read_config
 from transformer_xl.training.metrics import MemoryGain
 
 Run = Callable[..., Outcome]
@@ -97,16 +95,3 @@ def test_it_is_logged_at_each_validation_and_changes_no_training_loss(tiny_run: 
     assert off.values(NAME) == {}
     assert on.values("train/loss") == off.values("train/loss")
     assert on.values("val/loss") == off.values("val/loss")
-
-
-def test_a_run_from_before_there_was_such_a_setting_goes_on_without_it(tiny_run: Run) -> None:
-    outcome = tiny_run("trainer.max_steps=1", "trainer.val_check_interval=1")
-    path = outcome.folder / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    del config["callbacks"]["memory_gain"], config["compile"]
-    path.write_text(yaml.safe_dump(config))
-    assert read_config(outcome.folder)["callbacks"]["memory_gain"] == {"max_tokens": 0}
-    assert read_config(outcome.folder)["compile"] is False
-    assert tiny_run(f"resume={outcome.folder}", "trainer.max_steps=2", base=False).status == 0
-    assert list(outcome.values("val/loss")) == [1, 2]
-    assert list(outcome.values(NAME)) == [1]

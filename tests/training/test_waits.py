@@ -15,6 +15,7 @@ from tests.conftest import Outcome
 from tests.model.kinds import KINDS, RECURRENT, model_of, one_reset
 from tests.model.tiny import random_tokens
 from transformer_xl.model import kernels
+from transformer_xl.model.attention import plain_attention
 from transformer_xl.training import module
 from transformer_xl.training.module import LanguageModule
 
@@ -119,7 +120,7 @@ def test_an_adaptive_softmax_waits_once(tiny_run: Run, waits: list[list[str]]) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_model_waits_but_once_for_where_a_recurrent_one_resets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "use_blockwise", lambda query_BTNH: False)  # as on a GPU
+    monkeypatch.setitem(kernels.ATTENTION, "auto", plain_attention)  # as on a GPU
     model = model_of(kind, dropout=0.1, **({"attention": "auto"} if kind == "transformer_xl" else {})).train()
     tokens_BT, resets_BT = random_tokens(2, 5), one_reset(2, 5, lane=1, place=2)
     found: list[str] = []

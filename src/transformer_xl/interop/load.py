@@ -66,7 +66,7 @@ def _from_folder(folder: Path) -> LanguageModel:
     if description.get("format") == native.FORMAT:
         model = native.from_folder(folder, description, tensors)
     elif description.get("model_type") == published.MODEL_TYPE:
-        model = published.from_folder(weights, description, tensors)
+        model = published.from_tensors(weights, description, tensors, last_tail_first=False)
     else:
         raise UserError(
             f"{folder / 'config.json'} has model_type {description.get('model_type')!r}, and must have "

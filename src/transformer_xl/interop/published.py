@@ -9,7 +9,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -66,20 +66,6 @@ _UNUSED = re.compile(r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+")
 """The frequencies of the sinusoids, which follow from D, and NVIDIA's copies of the projections."""
 
 
-def from_folder(file: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LanguageModel:
-    """Return the model of a folder that `save_pretrained` of `transformers`' TransfoXL wrote.
-
-    Args:
-        file: of its weights, for messages.
-        description: what its `config.json` holds.
-        tensors: of its weights; tied copies may be missing.
-
-    Raises:
-        UserError: its parts do not fit, or ask for what this program does not have.
-    """
-    return _make(file, description, tensors, last_tail_first=False)
-
-
 def from_checkpoint(path: Path, contents: Mapping[str, Any]) -> LanguageModel:
     """Return the model of a checkpoint of NVIDIA's DeepLearningExamples, or of weights that `EXPORT` wrote.
 
@@ -93,33 +79,42 @@ def from_checkpoint(path: Path, contents: Mapping[str, Any]) -> LanguageModel:
         UserError: its parts do not fit, or ask for what this program does not have.
     """
     if "model_config" not in contents:
-        return _make(path, contents, contents["state_dict"], last_tail_first=True)
+        return from_tensors(path, contents, contents["state_dict"], last_tail_first=True)
     values = dict(contents["model_config"])
     values["mem_len"] += bool(values["same_length"])
-    model = _make(path, values, contents["model_state"], last_tail_first=True)
+    model = from_tensors(path, values, contents["model_state"], last_tail_first=True)
     if isinstance(contents.get("vocab"), Record):
         model.vocabulary = _vocabulary(vars(contents["vocab"]), moses=False)
     return model
 
 
-def _make(
+def from_tensors(
     source: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, last_tail_first: bool
 ) -> LanguageModel:
+    """Return the model of settings and weights under the published code's names, or those of a port.
+
+    Args:
+        source: for messages.
+        values: as in the `config.json` of `transformers`, say.
+        tensors: tied copies may be missing.
+        last_tail_first: whether column -c of the shortlist's softmax stands for tail c, as in the published code;
+            in TensorFlow's and transformers' column c does.
+
+    Raises:
+        UserError: they do not fit, or ask for what this program does not have.
+    """
     vocab_size = values.get("vocab_size", values.get("n_token"))
     with naming(source):
         if type(vocab_size) is not int:
             raise UserError(f"vocab_size is {vocab_size!r}, and must be a whole number")
-        config = read_config(values)
-    weights = to_native(tensors, config, vocab_size=vocab_size, last_tail_first=last_tail_first)
+        config = _config(values)
+    with torch.device("meta"):
+        names = make_model(config, vocab_size=vocab_size).state_dict().keys()
+    weights = _to_native(tensors, names, config=config, last_tail_first=last_tail_first)
     return with_weights(source, config, vocab_size=vocab_size, weights=weights)
 
 
-def read_config(values: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration that settings under the published code's names describe.
-
-    Raises:
-        UserError: a value is missing, impossible, or asks for what this program does not have.
-    """
+def _config(values: Mapping[str, Any]) -> TransformerConfig:
     for name, allowed in _FIXED.items():
         if values.get(name, allowed[0]) not in allowed:
             raise UserError(f"{name} is {values[name]!r}, and this program has only {allowed[0]!r}")
@@ -144,18 +139,10 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-def to_native(
-    tensors: Mapping[str, Tensor], config: TransformerConfig, *, vocab_size: int, last_tail_first: bool
+def _to_native(
+    tensors: Mapping[str, Tensor], names: Collection[str], *, config: TransformerConfig, last_tail_first: bool
 ) -> dict[str, Tensor]:
-    """Return weights (or their gradients) under our names.
-
-    Args:
-        tensors: under the published code's names, or those of a port; tied copies may be missing.
-        config: of the model.
-        vocab_size: V.
-        last_tail_first: whether column -c of the shortlist's softmax stands for tail c, as in the published code;
-            in TensorFlow's and transformers' column c does.
-    """
+    """Return weights, or their gradients, under our names; what does not fit keeps a name that is not among these."""
     weights: dict[str, Tensor] = {}
     for theirs, tensor in tensors.items():
         name = _renamed(theirs.removeprefix("transformer."), _NAMES)
@@ -167,15 +154,14 @@ def to_native(
             is_flipped = last_tail_first and name.startswith("softmax.cluster_")
             weights[name] = tensor.flip(0) if is_flipped else tensor
     for ours, theirs in _BIASES.items():
-        names = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
-        biases = [weights.pop(name) for name in (names if config.untie_r else [theirs, *names]) if name in weights]
+        of_layers = [f"layers.{layer}.dec_attn.{theirs}" for layer in range(config.n_layer)]
+        kept_as = of_layers if config.untie_r else [theirs, *of_layers]
+        biases = [weights.pop(name) for name in kept_as if name in weights]
         if biases:
             weights[ours] = torch.stack(biases if config.untie_r else biases[:1])
-    with torch.device("meta"):
-        own = make_model(config, vocab_size=vocab_size).state_dict().keys()
-    for name in [name for name in weights if name.startswith("softmax.") and name not in own]:
+    for name in [name for name in weights if name.startswith("softmax.") and name not in names]:
         original = name.replace("softmax.", "embedding.")
-        if original not in own and "projections" in name:
+        if original not in names and "projections" in name:
             original = "embedding.projections.0"
         weights.setdefault(original, weights.pop(name))
     return weights

@@ -40,12 +40,6 @@ class ContextConfig(Settings):
             yield "same_length is true with memory.mem_len 0, and needs a memory.mem_len of at least 1"
 
 
-CARRIES_NOTHING = (
-    "context is carry and memory.mem_len is 0, so that nothing but one token would be carried from text to text: a "
-    "model with a memory is needed, or context=none"
-)
-
-
 class ScoreConfig(ModelChoice):
     """`score.py`, whole."""
 
@@ -61,22 +55,20 @@ class ScoreConfig(ModelChoice):
 
     def rules(self) -> Iterator[str]:
         if self.context == "carry" and self.memory.mem_len == 0:
-            yield CARRIES_NOTHING
+            yield "context is carry and memory.mem_len is 0: carry needs a model with a memory"
 
 
 class SamplingParams(Settings):
     """What is done to log-probabilities before a token is sampled, in this order, and when a text ends.
 
     Attributes:
-        repetition_penalty: multiplies the log-probabilities of all tokens that the text holds already, prompt and
-            sampled ones; 1: off. Keskar et al., 2019 (CTRL, section 4.1) divide scores by it, which above 1 would
-            favour what is negative, as log-probabilities are: as everywhere since, such are multiplied.
+        repetition_penalty: multiplies the log-probabilities of tokens that the text holds already; 1: off. Keskar et
+            al., 2019 (CTRL, section 4.1), for log-probabilities, which are negative.
         temperature: divides log-probabilities; 0, or too small for float32: the likeliest token is taken.
         top_k: only so many of the likeliest tokens are left; None: all.
-        top_p: of these only the likeliest are left, as few as have at least this probability together, once those of
-            all that are left add up to 1; None: all. The nucleus of Holtzman et al., 2019 (section 3.1).
-        min_p: of these only tokens are left that are at least so likely, as a share of the likeliest; None: all. Nguyen
-            et al., 2024 (min-p sampling, section 4).
+        top_p: of these the fewest likeliest that have this probability together, renormalised; None: all. Holtzman et
+            al., 2019 (section 3.1).
+        min_p: of these those at least so likely, as a share of the likeliest; None: all. Nguyen et al., 2024.
         n_tokens: the most tokens that are sampled.
         stop: texts at which the text ends.
         end_at_document: whether it ends where a document does.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -93,32 +93,10 @@ class _Holder(Settings):
     model: Model
 
 
-_OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
-    "transformer_xl": ("relative", None),
-    "shaw": ("shaw", "max_distance"),
-    "vaswani": ("sinusoid", None),
-    "al_rfou": ("learned", "n_positions"),
-    "transformer_rope": ("rotary", "rope_base"),
-}
-"""Kinds of networks before there was one transformer: its position encoding, and that one's own setting."""
-
-
 def parse_model(value: Any) -> ModelConfig:
-    """Turn plain containers of a file, an older one's too, into the settings of the network that their `kind` names.
+    """Turn plain containers into the settings of the network that their `kind` names.
 
     Raises:
         UserError: a setting is unknown, missing, or cannot work.
     """
-    if isinstance(value, Mapping) and value.get("kind") in _OLDER_TRANSFORMERS:
-        (position, own), is_rotary = _OLDER_TRANSFORMERS[value["kind"]], value["kind"] == "transformer_rope"
-        value = {
-            "pre_norm": is_rotary,
-            "norm": "rms" if is_rotary else "layer",
-            "feed_forward": "swiglu" if is_rotary else "relu",
-            "untie_r": False,
-            "attention": "auto",
-            "position": {"kind": position} | ({own: value.get(own)} if own else {}),
-            **{name: setting for name, setting in value.items() if name != own},
-            "kind": "transformer",
-        }
     return parse(_Holder, {"model": value}).model

@@ -17,10 +17,16 @@ from tests.interop.conftest import SYMBOLS, Hostile, checkpoint_of, refused, wri
 from transformer_xl.data.characters import CharTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.interop.load import load_model
-from transformer_xl.interop.native import CHECKPOINT_FORMAT, model_weights, read_checkpoint, save_model
+from transformer_xl.interop.native import (
+    CHECKPOINT_FORMAT,
+    model_weights,
+    parse_saved_model,
+    read_checkpoint,
+    save_model,
+)
 from transformer_xl.interop.published import save_transformers
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model_config import ModelConfig, parse_model
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.settings import plain
 
 
@@ -72,7 +78,7 @@ def test_every_kind_of_model_comes_back(kind: str, tmp_path: Path) -> None:
     common = set(ModelConfig.model_fields)
     values = {name: value for name, value in plain(tiny_model_config()).items() if name in common}
     clusters = {"cutoffs": [4, 9], "div_val": 2, "tie_projs": [False, True, False]}
-    config = parse_model({**values, **clusters, **KINDS[kind], "kind": kind})
+    config = parse_saved_model({**values, **clusters, **KINDS[kind], "kind": kind})
     model = make_model(config, vocab_size=len(SYMBOLS)).eval()
     save_model(model, tmp_path)
     assert_same(load_model(tmp_path), model)

@@ -18,9 +18,8 @@ import torch
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.inference_config import ContextConfig
 from transformer_xl.interop.load import load_model, may_be_on_hub
-from transformer_xl.interop.native import naming
+from transformer_xl.interop.native import naming, parse_saved_model
 from transformer_xl.model.base import Context, LanguageModel
-from transformer_xl.model_config import parse_model
 from transformer_xl.registry import nearest
 from transformer_xl.settings import read_settings
 
@@ -170,7 +169,7 @@ def _named(path: Path | str, name: str, checkpoint: str) -> NamedModel:
         checkpoint = "last"  # as `load_model` falls back
     settings = read_settings(run / "config.yaml")
     with naming(run / "config.yaml"):
-        parse_model(settings.get("model"))
+        parse_saved_model(settings.get("model"))
     return NamedModel(name=name, path=str(path), run=run, checkpoint=checkpoint, settings=settings)
 
 

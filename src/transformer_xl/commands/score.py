@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
 from transformer_xl.errors import UserError
-from transformer_xl.inference_config import CARRIES_NOTHING, ScoreConfig
+from transformer_xl.inference_config import ScoreConfig
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizer import Encoded, Tokenizer
@@ -52,7 +52,7 @@ def score(call: Call) -> None:
     tokenizer: Tokenizer = model.vocabulary or SymbolTokenizer(model.vocab_size)
     context = found.context(model, config.memory, segment_len=config.segment_len, group="data")
     if carries and context.mem_len == 0:
-        raise UserError(CARRIES_NOTHING)
+        raise UserError("context is carry and memory.mem_len is 0: carry needs a model with a memory")
     scorer = Scorer(model, context, start=tokenizer.start, reads_on=carries)
     encode = partial(
         encode_text,

@@ -107,6 +107,33 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: averages.get(name, weight).to(weight.dtype) for name, weight in weights.items()}
 
 
+_OLDER_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
+    "transformer_xl": ("relative", None),
+    "shaw": ("shaw", "max_distance"),
+    "vaswani": ("sinusoid", None),
+    "al_rfou": ("learned", "n_positions"),
+    "transformer_rope": ("rotary", "rope_base"),
+}
+"""Kinds of networks before there was one transformer: its position encoding, and that one's own setting."""
+
+
+def parse_saved_model(value: Any) -> ModelConfig:
+    """Return the settings of a network as a file has them, which may be older than there was one transformer."""
+    if isinstance(value, Mapping) and value.get("kind") in _OLDER_TRANSFORMERS:
+        (position, own), is_rotary = _OLDER_TRANSFORMERS[value["kind"]], value["kind"] == "transformer_rope"
+        value = {
+            "pre_norm": is_rotary,
+            "norm": "rms" if is_rotary else "layer",
+            "feed_forward": "swiglu" if is_rotary else "relu",
+            "untie_r": False,
+            "attention": "auto",
+            "position": {"kind": position} | ({own: value.get(own)} if own else {}),
+            **{name: setting for name, setting in value.items() if name != own},
+            "kind": "transformer",
+        }
+    return parse_model(value)
+
+
 def from_checkpoint(path: Path, contents: Any) -> LanguageModel:
     """Return the model of a checkpoint that was read from `path`.
 
@@ -116,7 +143,7 @@ def from_checkpoint(path: Path, contents: Any) -> LanguageModel:
     checkpoint = _checked(path, contents)
     with naming(path):
         vocabulary = tokenizer_from_json(checkpoint["vocabulary"])
-        config = parse_model(checkpoint["config"].get("model"))
+        config = parse_saved_model(checkpoint["config"].get("model"))
     model = with_weights(path, config, vocab_size=vocabulary.size, weights=model_weights(checkpoint))
     model.vocabulary = vocabulary
     return model
@@ -137,7 +164,7 @@ def from_folder(folder: Path, description: Mapping[str, Any], tensors: Mapping[s
     if version != _FORMAT_VERSION:
         raise UserError(f"{folder} has format_version {version!r}, and this version reads {_FORMAT_VERSION}")
     with naming(folder / "config.json"):
-        config = parse_model(description.get("model"))
+        config = parse_saved_model(description.get("model"))
     return with_weights(folder, config, vocab_size=description.get("vocab_size"), weights=tensors)
 
 

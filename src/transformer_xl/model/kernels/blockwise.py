@@ -52,10 +52,10 @@ def blockwise_attention(
 
     Keys and values that lie in memory as (N, B, S, H) are not copied, and positions as (N, R, H) are read fastest.
     """
-    reading = dropout == 0 and not torch.is_grad_enabled()
-    attended_BTNH: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        mask, dropout, reading, query_BTNH, key_BSNH, value_BSNH, *(distances or ())
-    )
+    given = (query_BTNH, key_BSNH, value_BSNH, *(distances or ()))
+    if dropout == 0 and not torch.is_grad_enabled():
+        return _attend(_operands(*given), mask, dropout=0.0, reading=True)[0]
+    attended_BTNH: Tensor = _Blockwise.apply(mask, dropout, *given)  # type: ignore[no-untyped-call]
     return attended_BTNH
 
 
@@ -117,9 +117,9 @@ class _Scratch:
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mask: AttentionMask, dropout: float, reading: bool, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, mask: AttentionMask, dropout: float, *given: Tensor) -> Tensor:
         with torch.autocast(given[0].device.type, enabled=False):
-            attended_BTNH, kept = _attend(_operands(*given), mask, dropout=dropout, reading=reading)
+            attended_BTNH, kept = _attend(_operands(*given), mask, dropout=dropout, reading=False)
         ctx.save_for_backward(*given, attended_BTNH, *kept)
         ctx.mask, ctx.dropout, ctx.number_given = mask, dropout, len(given)
         return attended_BTNH
@@ -131,7 +131,7 @@ class _Blockwise(torch.autograd.Function):
         operands = _operands(*given)
         with torch.autocast(grad_BTNH.device.type, enabled=False):
             gradients = _gradients(operands, ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout)
-        return (None, None, None, *gradients)
+        return (None, None, *gradients)
 
 
 def _operands(
@@ -196,7 +196,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of queries, keys and values; where scores know distances, of positions, u and v too."""
     positions = operands.positions
-    to_query, to_key, to_value = (operands.query_NBTH.new_zeros(part.shape) for part in operands[:3])
+    to_query, to_key, to_value = (part.new_zeros(part.shape) for part in operands[:3])
     to_positions = positions and _Positions(*(part.new_zeros(part.shape) for part in positions))
     grad_NBTH = grad_BTNH.permute(2, 0, 1, 3).contiguous()
     mean_NBT1 = (grad_NBTH * attended_BTNH.permute(2, 0, 1, 3)).sum(dim=-1, keepdim=True)

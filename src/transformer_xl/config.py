@@ -64,16 +64,9 @@ class EvalConfig(LongEvalConfig):
 def reading_problems(lengths: EvalConfig | ModelConfig, model: ModelConfig, group: str = "eval") -> Iterator[str]:
     """Yield what of the lengths of `group` a network cannot read; a part of a sentence for each."""
     network: Any = lookup("model", model.kind).factory
-    read = {name: getattr(lengths, name) for name in ("mem_len", "clamp_len", "same_length")}
-    yield from network.refusals(model, **read, group=f"{group}.")
+    yield from network.refusals(model, lengths, group=f"{group}.")
     if isinstance(lengths, EvalConfig):
-        yield from _too_long(network, model, "eval.segment_len", lengths.segment_len)
-
-
-def _too_long(network: Any, model: ModelConfig, name: str, segment_len: int) -> Iterator[str]:
-    longest = network.longest_segment(model)
-    if longest is not None and segment_len > longest:
-        yield f"{name} is {segment_len}, and must be at most {longest} for {model.label}"
+        yield from network.too_long(model, lengths.segment_len, "eval.segment_len")
 
 
 # ---- Lightning's Trainer
@@ -288,7 +281,8 @@ class Config(Settings):
         network: Any = lookup("model", model.kind).factory
         yield from reading_problems(model, model, "model")
         yield from reading_problems(self.eval, model)
-        yield from _too_long(network, model, "data.segment_len", int(data.segment_len + 3 * data.segment_len_sd))
+        longest = int(data.segment_len + 3 * data.segment_len_sd)
+        yield from network.too_long(model, longest, "data.segment_len")
         if self.init_from is None:
             if model.div_val > 1 and not model.cutoffs:
                 yield f"model.div_val is {model.div_val}, and needs clusters, as in model.cutoffs=[2000,10000]"

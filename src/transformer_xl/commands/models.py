@@ -77,11 +77,8 @@ class NamedModel:
         """
         own = self.settings[group]["segment_len"] if self.settings else _SEGMENT_LEN
         context = model.own_context(segment_len=own).resolved(segment_len=segment_len, **dict(memory))
-        problems = list(model.refusals(model.config, **context.lengths, group="memory."))
-        longest = model.max_segment_len
-        if longest is not None and context.segment_len > longest:
-            problems.append(f"segment_len is {context.segment_len}, and the model can read at most {longest} at once")
-        if problems:
+        refused = model.refusals(model.config, context, group="memory.")
+        if problems := [*refused, *model.too_long(model.config, context.segment_len)]:
             raise UserError("; ".join(problems))
         return context
 

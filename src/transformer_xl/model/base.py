@@ -130,26 +130,30 @@ class LanguageModel(nn.Module, ABC):
         return None
 
     @classmethod
-    def refusals(
-        cls, config: ModelConfig, *, mem_len: int, clamp_len: int | None, same_length: bool, group: str = ""
-    ) -> Iterator[str]:
-        """Yield a part of a sentence for each length that such a model cannot read with; `group` goes before names."""
-        if same_length and mem_len == 0:
+    def refusals(cls, config: ModelConfig, lengths: Any, *, group: str = "") -> Iterator[str]:
+        """Yield a part of a sentence for each of a `Context`'s lengths that such a model cannot read with.
+
+        `group` goes before their names.
+        """
+        if lengths.same_length and lengths.mem_len == 0:
             yield f"{group}same_length is true with {group}mem_len 0, and needs a mem_len of at least 1"
-        if clamp_len is not None and not cls.clamps(config):
-            yield f"{group}clamp_len is {clamp_len}, and must be null for {config.label}"
-        if same_length and not cls.attends:
+        if lengths.clamp_len is not None and not cls.clamps(config):
+            yield f"{group}clamp_len is {lengths.clamp_len}, and must be null for {config.label}"
+        if lengths.same_length and not cls.attends:
             yield f"{group}same_length is true, and must be false for {config.label}"
+
+    @classmethod
+    def too_long(cls, config: ModelConfig, segment_len: int, name: str = "segment_len") -> Iterator[str]:
+        """Yield a part of a sentence for a segment that is longer than such a model can read."""
+        longest = cls.longest_segment(config)
+        if longest is not None and segment_len > longest:
+            yield f"{name} is {segment_len}, and must be at most {longest} for {config.label}"
 
     def check_context(self, *, segment_len: int, mem_len: int) -> None:
         """Refuse, by a ValueError, a segment length, `clamp_len` or `same_length` that the model cannot read with."""
-        context: Any = {"mem_len": mem_len, "clamp_len": self.clamp_len, "same_length": self.same_length}
-        for problem in self.refusals(self.config, **context):
+        context = replace(self.own_context(segment_len=segment_len), mem_len=mem_len)
+        for problem in (*self.refusals(self.config, context), *self.too_long(self.config, segment_len)):
             raise ValueError(problem)
-        if self.max_segment_len is not None and segment_len > self.max_segment_len:
-            raise ValueError(
-                f"the segment has {segment_len} tokens, and the model can read at most {self.max_segment_len} at once"
-            )
 
     @abstractmethod
     def empty_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny_model_config
-from tests.model.tiny import V, assert_equal_to, random_tokens, tiny_model
-from transformer_xl.model import embedding
+from tests.model.kinds import model_of
+from tests.model.tiny import V, assert_equal_to, random_tokens
 from transformer_xl.model.embedding import Clusters
 from transformer_xl.model.kernels import cross_entropy
 from transformer_xl.model.kernels import linear as onednn
@@ -54,7 +54,7 @@ def hidden_and_targets(rows: int = 11) -> tuple[Tensor, Tensor]:
 def test_under_bfloat16_probabilities_sum_to_one_and_the_loss_is_of_the_same_distribution(
     shape: dict[str, Any],
 ) -> None:
-    model = tiny_model(dtype=torch.float32, **shape)
+    model = model_of("transformer_xl", dtype=torch.float32, **shape)
     tokens_BT = random_tokens(3, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         log_probs = model.log_probs(tokens_BT, model.empty_memory(3)).log_probs_BTV
@@ -66,7 +66,7 @@ def test_under_bfloat16_probabilities_sum_to_one_and_the_loss_is_of_the_same_dis
 
 @every_shape
 def test_the_loss_in_token_order_is_minus_the_log_probability(shape: dict[str, Any]) -> None:
-    model = tiny_model(**shape)
+    model = model_of("transformer_xl", **shape)
     hidden_BTD, targets_BT = hidden_and_targets()
     targets_BT[1, 3:6] = -100
     nll_BT = model.softmax.nll(hidden_BTD, targets_BT)
@@ -77,7 +77,7 @@ def test_the_loss_in_token_order_is_minus_the_log_probability(shape: dict[str, A
 @every_shape
 def test_log_probabilities_and_embeddings_are_those_of_the_definition(shape: dict[str, Any]) -> None:
     """A token at a time: its cluster, its row, its cluster's projection."""
-    model = tiny_model(**shape)
+    model = model_of("transformer_xl", **shape)
     weights = {name: weight.detach() for name, weight in model.state_dict().items()}
     edges = [0, *shape["cutoffs"], V]
     wide = shape["d_embed"] or 16
@@ -125,7 +125,7 @@ def test_log_probabilities_and_embeddings_are_those_of_the_definition(shape: dic
 
 @every_shape
 def test_a_cluster_without_a_token_gets_a_gradient_of_zeros(shape: dict[str, Any]) -> None:
-    model = tiny_model(**shape)
+    model = model_of("transformer_xl", **shape)
     tokens_BT = random_tokens(2, 5) % (shape["cutoffs"] or [V])[0]
     model.nll(tokens_BT, tokens_BT, model.empty_memory(2)).nll_BT.sum().backward()
     missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
@@ -176,35 +176,9 @@ def test_cutoffs_beyond_the_vocabulary_fall_away() -> None:
 @pytest.mark.parametrize("token", [-1, V])
 @pytest.mark.parametrize("cutoffs", [[], [4, 10]])
 def test_an_id_outside_of_the_vocabulary_is_refused(token: int, cutoffs: list[int]) -> None:
-    model = tiny_model(cutoffs=cutoffs, div_val=2 if cutoffs else 1)
+    model = model_of("transformer_xl", cutoffs=cutoffs, div_val=2 if cutoffs else 1)
     with pytest.raises(IndexError):
         model(torch.tensor([[token]]), model.empty_memory(1))
-
-
-def test_the_rows_of_a_tail_are_few_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seen = tiny_model(cutoffs=[4, 10]), set()
-
-    def spied(softmaxes: list[Softmax], tables: list[Table]) -> tuple[Tensor, ...]:
-        seen.update(len(softmax.target_R) for softmax in softmaxes[1:])
-        return softmax_losses(softmaxes, tables)
-
-    monkeypatch.setattr(embedding, "softmax_losses", spied)
-    hidden_1TD = torch.randn(1, 100, 16, dtype=model.embedding.weights[0].dtype)
-    for tail_tokens in range(17, 60):
-        targets_1T = torch.zeros(1, 100, dtype=torch.int64)
-        targets_1T[:, :tail_tokens] = 5
-        expected = -model.softmax.log_probs(hidden_1TD).gather(2, targets_1T[..., None])[..., 0]
-        assert_equal_to(model.softmax.nll(hidden_1TD, targets_1T), expected, within=1e-5)
-    assert seen == {0, 32, 48, 64}
-
-
-def test_operations_follow_the_tokens_shares() -> None:
-    clusters = Clusters(tiny_model_config(cutoffs=[8, 16], div_val=2), vocab_size=V)
-    head = 2 * 16 * 16 + 2 * 16 * (8 + 2)
-    first, second = 2 * 16 * 8 + 2 * 8 * 8, 2 * 16 * 4 + 2 * 4 * 16
-    softmaxes = 100 * head + 20 * first + 10 * second
-    embeddings = 2 * 16 * (70 * 16 + 20 * 8 + 10 * 4)
-    assert clusters.flops(tokens=100, shares=[0.7, 0.2, 0.1]) == softmaxes + embeddings
 
 
 TABLE_ROWS, D = 11, 4
@@ -274,18 +248,6 @@ def test_losses_and_gradients_are_those_of_linear_and_cross_entropy(rows: list[i
 
 
 @pytest.mark.parametrize("at_once", [20, 1 << 28])
-def test_gradients_are_those_of_the_losses(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
-    softmaxes = Softmaxes([4, 0, 3])
-
-    def losses(*leaves: Tensor) -> Tensor:
-        softmaxes.table, softmaxes.bias, softmaxes.extra, softmaxes.extra_bias, *softmaxes.hidden = leaves
-        return softmaxes.losses()
-
-    assert torch.autograd.gradcheck(losses, tuple(softmaxes.leaves))
-
-
-@pytest.mark.parametrize("at_once", [20, 1 << 28])
 def test_under_autocast_products_are_rounded_and_sums_are_not(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_xl.model.kernels.cross_entropy.LOGITS_AT_ONCE", at_once)
     softmaxes = Softmaxes([6, 3, 5], dtype=torch.float32)
@@ -324,7 +286,7 @@ TIED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("shape", TIED, ids=str)
 @pytest.mark.parametrize("tokens", [2, 3 * V])
 def test_the_loss_of_a_segment_has_the_gradients_of_its_two_halves(shape: dict[str, Any], tokens: int) -> None:
-    model = tiny_model(**shape)
+    model = model_of("transformer_xl", **shape)
     tokens_BT, targets_BT = random_tokens(1, tokens), random_tokens(1, tokens, seed=5)
     model.softmax.nll(model(tokens_BT, model.empty_memory(1)).hidden_BTD, targets_BT).sum().backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -334,35 +296,3 @@ def test_the_loss_of_a_segment_has_the_gradients_of_its_two_halves(shape: dict[s
         assert parameter.grad is not None, name
         assert parameter.grad.layout == torch.strided, name
         assert_equal_to(parameter.grad, expected[name], within=1e-12)
-
-
-class _Tables(TorchDispatchMode):
-    """Counts the new tensors of a shape."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.shape = shape
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.layout == torch.strided and tuple(out.shape) == self.shape:
-            self.storages.add(out.untyped_storage().data_ptr())
-        return out
-
-
-def test_one_gradient_of_a_tied_table_is_made() -> None:
-    vocab_size = 997
-    model = Transformer(tiny_model_config(cutoffs=[4, 10]), vocab_size=vocab_size)
-    tokens_BT = random_tokens(1, 5)
-    with _Tables((vocab_size, 16)) as tables:
-        model.nll(tokens_BT, tokens_BT, model.empty_memory(1)).nll_BT.sum().backward()
-    assert len(tables.storages - {model.embedding.weights[0].untyped_storage().data_ptr()}) == 1
-
-
-def test_hidden_states_alone_give_the_table_a_gradient_that_optimizers_take() -> None:
-    model = tiny_model()
-    model(random_tokens(1, 2), model.empty_memory(1)).hidden_BTD.sum().backward()
-    gradient = model.embedding.weights[0].grad
-    assert gradient is not None
-    assert gradient.layout == torch.strided

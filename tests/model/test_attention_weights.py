@@ -127,12 +127,6 @@ def test_weights_are_those_before_dropout(kind: str) -> None:
     assert torch.equal(first_layer, expected[0])
 
 
-def test_without_memory_only_the_segment_is_weighed() -> None:
-    model = model_of("transformer_xl", mem_len=0)
-    weights, _ = model.attention_weights(random_tokens(1, T), model.empty_memory(1))
-    assert weights.shape == (2, 1, N, T, T)
-
-
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_a_network_without_attention_says_so(kind: str) -> None:
     model = model_of(kind)

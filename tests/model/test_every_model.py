@@ -22,7 +22,7 @@ from tests.model.kinds import (
     model_of,
     one_reset,
 )
-from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, cut, difference, random_tokens
+from tests.model.tiny import SEGMENT_LEN, V, difference, random_tokens
 from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import memory_from_state_dict
 
@@ -172,54 +172,6 @@ def test_dropout_acts_in_training_only_and_on_the_last_hidden_states_too(kind: s
     assert bool((dropped_BTD == dropped_BTD[:, :1]).all()) is variational
 
 
-@pytest.mark.parametrize("kind", TRANSFORMERS)
-def test_attention_weights_are_dropped_in_training_only(kind: str) -> None:
-    torch.manual_seed(0)
-    model = model_of(kind, dropatt=0.5)
-    tokens_BT, memory = random_tokens(1, 9), model.empty_memory(1)
-    first, again = (model(tokens_BT, memory).hidden_BTD for _ in range(2))
-    assert torch.equal(first, again)
-    model.train()
-    first, again = (model(tokens_BT, memory).hidden_BTD for _ in range(2))
-    assert difference(first, again) > 1e-3
-
-
-@every_kind
-def test_every_parameter_is_drawn_as_said(kind: str) -> None:
-    torch.manual_seed(0)
-    model = make_model(config_of(kind, d_model=64, n_layer=3, init_std=0.03), vocab_size=500)
-    with torch.device("meta"):
-        on_meta = make_model(config_of(kind, d_model=64, n_layer=3, init_std=0.03), vocab_size=500)
-    assert on_meta.state_dict().keys() == model.state_dict().keys()
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()
-        if name.endswith(".bias") or "biases" in name:
-            assert not values.any(), name
-        elif "norm" in name:
-            mean, std = (1.0, 0.0) if kind == "transformer_rope" else (1.0, 0.03)
-            assert float(values.mean()) == pytest.approx(mean, abs=5 * std / 8), name
-            assert float(values.std()) == pytest.approx(std, rel=0.5), name
-        elif "network" not in name:
-            added = kind == "transformer_rope" and name.endswith(("output.weight", "down.weight"))
-            std = 0.03 / 6**0.5 if added else 0.03
-            assert float(values.std()) == pytest.approx(std, rel=5 / (2 * len(values)) ** 0.5), name
-            assert abs(float(values.mean())) < 5 * std / len(values) ** 0.5, name
-
-
-@every_kind
-def test_weight_decay_spares_embeddings_biases_and_norms(kind: str) -> None:
-    """The names that `training/optim.py` goes by."""
-    model = model_of(kind)
-    spared = [
-        name for name, p in model.named_parameters() if "embedding" in name or name.endswith("bias") or p.dim() < 2
-    ]
-    decayed = {name for name, _ in model.named_parameters()} - set(spared)
-    kinds_of_matrix = {name.split(".", 2)[-1] for name in decayed}
-    assert all(name.endswith(("weight", "weight_ih_l0", "weight_hh_l0")) for name in kinds_of_matrix)
-    assert not any("norm" in name for name in decayed)
-    assert any("layers" in name for name in decayed)
-
-
 @every_kind
 def test_gradients_reach_every_parameter_and_memory_only_where_asked_for(kind: str) -> None:
     model = model_of(kind)
@@ -236,17 +188,3 @@ def test_gradients_reach_every_parameter_and_memory_only_where_asked_for(kind: s
         assert (leaf.grad is None) is detach
         assert contents(after).requires_grad is not detach
         assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
-
-
-@pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
-def test_gradients_through_two_segments_are_those_of_one(kind: str) -> None:
-    model, tokens_BT = model_of(kind, **({"mem_len": 20} if kind == "transformer_xl" else {})), random_tokens(2, 8)
-    gradients = []
-    for pieces in ([8], [5, 3]):
-        memory, losses = model.empty_memory(2), []
-        for piece in cut(8, pieces):
-            nll_BT, memory = model.nll(tokens_BT[:, piece], tokens_BT[:, piece], memory, detach=False)
-            losses.append(nll_BT)
-        gradients.append(torch.autograd.grad(torch.cat(losses, dim=1).sum(), list(model.parameters())))
-    for whole, in_pieces in zip(*gradients, strict=True):
-        assert_equal_to(in_pieces, whole, within=1e-9)

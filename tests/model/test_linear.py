@@ -114,31 +114,3 @@ def test_a_module_for_reading_shares_what_it_was_made_of() -> None:
     assert {id(parameter) for parameter in reader.parameters()} == {id(parameter) for parameter in module.parameters()}
     assert module[0][0] is own
     assert not any(part.training for part in reader.modules() if isinstance(part, nn.Dropout))
-
-
-@pytest.mark.skipif(not ON_X86, reason="for processors with AVX2 or AVX-512")
-def test_a_frozen_weights_input_is_not_kept(calls: list[torch.Size]) -> None:
-    own, _ = both(4)
-    own.weight.requires_grad_(False)
-    rows = torch.randn(3, 5, requires_grad=True)
-    copied = rows * 1
-    output = own(copied)
-    copied.relu_()  # would be refused if the layer's gradient needed it
-    (output.sum() + copied.sum()).backward()
-    assert rows.grad is not None
-    assert calls
-
-
-@pytest.mark.skipif(not onednn._IN_BFLOAT16, reason="no units for bfloat16")
-def test_a_layer_for_reading_follows_precision(calls: list[torch.Size]) -> None:
-    own, torchs = both(16)
-    reader, inputs = prepack(nn.Sequential(own)), torch.randn(3, 5)
-    with torch.no_grad():
-        assert_equal_to(reader(inputs), torchs(inputs), within=1e-6)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert_equal_to(reader(inputs).float(), torchs(inputs).float(), within=0.02)
-        assert_equal_to(reader(inputs), torchs(inputs), within=1e-6)
-        own.double()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert prepack(nn.Sequential(own))(inputs.double()).dtype == torch.float64
-    assert len(calls) == 3

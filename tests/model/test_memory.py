@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny import SEGMENT_LEN, random_tokens, tiny_model
+from tests.model.kinds import model_of
+from tests.model.tiny import SEGMENT_LEN, random_tokens
 from transformer_xl.model.memory import (
     HiddenMemory,
 )
@@ -61,7 +62,7 @@ def test_the_new_memory_is_the_last_rows_of_old_and_new_since_the_last_border(
 
 @pytest.mark.parametrize("mem_len", [0, 1, 3, 7, 12])
 def test_a_models_memory_grows_to_mem_len_and_stays_there(mem_len: int) -> None:
-    model = tiny_model()
+    model = model_of("transformer_xl")
     memory, seen = model.empty_memory(2, mem_len=mem_len), 0
     for segment_len in (SEGMENT_LEN, 3, 1, SEGMENT_LEN):
         _, memory = model(random_tokens(2, segment_len), memory)

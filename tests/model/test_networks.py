@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model.kinds import OF_PLACES, RECURRENT, config_of, model_of
-from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens, read
-from transformer_xl.model.base import make_model
+from tests.model.kinds import OF_PLACES, RECURRENT, model_of
+from tests.model.tiny import SEGMENT_LEN, V, assert_equal_to, difference, random_tokens
 
 
 def rope_model(**changes: Any) -> Any:
@@ -69,81 +68,6 @@ def test_the_model_equals_one_written_in_loops() -> None:
     model, tokens_BT = rope_model(), random_tokens(1, 9)
     actual = model(tokens_BT, model.empty_memory(1)).hidden_BTD[0]
     assert_equal_to(actual, model_in_loops(model, tokens_BT[0].tolist()), within=1e-9)
-
-
-def test_what_either_half_adds_is_dropped_besides_embedding_and_last_hidden_states() -> None:
-    model = rope_model(dropout=0.5).train()
-    dropped: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Dropout):
-            module.register_forward_hook(lambda _, inputs, output, name=name: dropped.append(name))
-    model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
-    layers = [f"layers.{number}.{part}" for number in (0, 1) for part in ("dropout", "feed_forward.dropout")]
-    assert dropped == ["dropout", *layers, "dropout"]
-
-
-def last_prediction(model: Any, *segments: torch.Tensor) -> torch.Tensor:
-    memory = model.empty_memory(1, mem_len=20)
-    for segment in segments:
-        log_probs_BTV, memory = model.log_probs(segment, memory)
-    return log_probs_BTV[:, -1]
-
-
-def swapped_with_memory(place: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Give two segments, and the same with their tokens at a place exchanged."""
-    first = random_tokens(1, SEGMENT_LEN)
-    second = (first + 7) % V
-    changed = first.clone(), second.clone()
-    changed[0][0, place], changed[1][0, place] = second[0, place], first[0, place]
-    return [first, second], list(changed)
-
-
-@pytest.mark.parametrize("kind", OF_PLACES)
-@pytest.mark.parametrize("place", range(SEGMENT_LEN - 1))
-def test_place_p_of_the_last_segment_cannot_be_told_from_place_p_of_this_one(kind: str, place: int) -> None:
-    """The last query of one layer sees both places, and what stands where makes no difference to it."""
-    segments, swapped = swapped_with_memory(place)
-    of_places, relative = model_of(kind, n_layer=1), model_of("transformer_xl", n_layer=1)
-    assert_equal_to(last_prediction(of_places, *swapped), last_prediction(of_places, *segments), within=1e-12)
-    assert difference(last_prediction(relative, *swapped), last_prediction(relative, *segments)) > 1e-3
-
-
-@pytest.mark.parametrize("kind", OF_PLACES)
-def test_memory_keeps_each_segments_own_encodings(kind: str) -> None:
-    model = model_of(kind)
-    _, memory = read(model, random_tokens(1, 9), model.empty_memory(1, mem_len=9), [5, 4])
-    table = model.embedding.weights[0]
-    read_by_first_layer = memory.hidden_LBMD[0, 0]
-    for row, token, place in zip(read_by_first_layer, random_tokens(1, 9)[0], [*range(5), *range(4)], strict=True):
-        assert_equal_to(row, 4.0 * table[token] + encoding(model, place), within=1e-12)
-
-
-def encoding(model: Any, place: int) -> torch.Tensor:
-    if model.config.position.kind == "learned":
-        return model.place_embedding[0, place]
-    angles = [place / 10000 ** (2 * f / 16) for f in range(8)]
-    return torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
-
-
-def test_learned_places_are_added_to_every_layers_input() -> None:
-    model = model_of("al_rfou", mem_len=20)
-    outputs = []
-    model.layers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output))
-    _, memory = model(random_tokens(1, SEGMENT_LEN), model.empty_memory(1))
-    expected = outputs[0] + model.place_embedding[1, :SEGMENT_LEN]
-    assert_equal_to(memory.hidden_LBMD[1], expected, within=1e-12)
-    assert model.place_embedding.shape == (2, 20, 16)
-
-
-def test_embedding_and_sinusoid_have_one_dropout() -> None:
-    torch.manual_seed(0)
-    model = model_of("vaswani", dropout=0.5)
-    tokens_BT = random_tokens(3, SEGMENT_LEN)
-    kept = model(tokens_BT, model.empty_memory(3)).memory.hidden_LBMD[0]
-    dropped = model.train()(tokens_BT, model.empty_memory(3)).memory.hidden_LBMD[0]
-    survives = dropped != 0
-    assert 0.35 < float(survives.double().mean()) < 0.65
-    assert_equal_to(dropped[survives], 2 * kept[survives], within=1e-12)
 
 
 def test_a_segment_longer_than_the_places_is_refused_with_both_numbers() -> None:
@@ -221,19 +145,3 @@ def test_what_a_lane_forgets_may_be_infinite(kind: str) -> None:
     tokens_BT = random_tokens(2, SEGMENT_LEN)
     poisoned = model(tokens_BT, memory, resets_BT).hidden_BTD
     assert_equal_to(poisoned, model(tokens_BT, model.empty_memory(2)).hidden_BTD, within=1e-12)
-
-
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_cells_are_drawn_by_their_width_and_forget_gates_are_open(kind: str) -> None:
-    torch.manual_seed(0)
-    model: Any = make_model(config_of(kind, d_model=64, init_std=0.5), vocab_size=V)
-    for layer in model.layers:
-        for name, parameter in layer.network.state_dict().items():
-            if name.startswith("weight"):
-                assert float(parameter.abs().max()) == pytest.approx(1 / 8, rel=0.01)
-                assert float(parameter.std()) == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
-                continue
-            is_open = torch.zeros_like(parameter, dtype=torch.bool)
-            if kind == "lstm" and name == "bias_ih_l0":
-                is_open[64:128] = True
-            assert torch.equal(parameter, is_open.float())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from transformer_xl.commands.compose import compose
 from transformer_xl.model.base import make_model
@@ -118,23 +117,6 @@ def test_the_models_to_compare_have_as_many_parameters_as_txl_tiny(name: str) ->
     assert parameters(name, BYTES) == pytest.approx(parameters("txl_tiny", BYTES), rel=0.03)
 
 
-@pytest.mark.parametrize("path", [*CONF.glob("model/*.yaml"), *CONF.glob("recipe/*.yaml")], ids=lambda path: path.stem)
-def test_a_file_that_begins_from_another_repeats_nothing_of_it(path: Path) -> None:
-    own = yaml.safe_load(path.read_text(encoding="utf-8"))
-    inherited = written(path) if own.pop("defaults", None) else {}
-    assert {key for key, value in own.items() if inherited.get(key, ...) == value} == set()
-
-
-def written(path: Path) -> dict[str, Any]:
-    """What the files say that a file begins from."""
-    values: dict[str, Any] = {}
-    for base in yaml.safe_load(path.read_text(encoding="utf-8")).get("defaults", []):
-        if isinstance(base, str) and base != "_self_":
-            of_base = path.with_name(f"{base}.yaml")
-            values |= written(of_base) | yaml.safe_load(of_base.read_text(encoding="utf-8"))
-    return values
-
-
 def test_the_two_without_memory_differ_in_their_segments_alone() -> None:
     assert read("model", "vanilla_512") == read("model", "vanilla")
     assert read("model", "vanilla") == read("model", "vaswani") | {"mem_len": 0}
@@ -163,8 +145,3 @@ def test_published_presets_train_and_score_as_in_the_paper(name: str) -> None:
 def test_every_preset_builds_and_has_a_recipe_of_its_name(name: str) -> None:
     assert parameters(name, BYTES) > 0
     assert (CONF / "recipe" / f"{name}.yaml").is_file()
-
-
-def test_the_presets_are_shipped() -> None:
-    shipped = {path.stem for path in (CONF / "model").glob("*.yaml")}
-    assert shipped >= {*TINY, "txl_small", "txl_char_base", "txl_char_large"}

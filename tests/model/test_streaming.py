@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import transformer_xl as txl
 from tests.model.kinds import KINDS, TRANSFORMERS, model_of, one_reset
-from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read, tiny_model
-from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.kernels import linear
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, cut, difference, random_tokens, read
 from transformer_xl.model.streaming import KVCache, Stream
 
 EXACT = 1e-9
 
 
-def drawn_resets(data: st.DataObject, lanes: int, length: int) -> Tensor | None:
-    places = data.draw(st.none() | st.sets(st.tuples(st.integers(0, lanes - 1), st.integers(0, length - 1))))
-    if places is None:
-        return None
-    resets_BT = torch.zeros(lanes, length, dtype=torch.bool)
-    for lane, place in places:
-        resets_BT[lane, place] = True
-    return resets_BT
-
-
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_memory_zero_length_memory_and_masked_memory_are_the_same(pre_norm: bool, dtype: torch.dtype) -> None:
-    model = tiny_model(pre_norm=pre_norm, dtype=dtype)
+    model = model_of("transformer_xl", pre_norm=pre_norm, dtype=dtype)
     tokens_BT = random_tokens(2, SEGMENT_LEN)
     none = model.empty_memory(2, mem_len=0)
     no_slots = model.empty_memory(2)
@@ -66,7 +49,7 @@ def test_no_memory_zero_length_memory_and_masked_memory_are_the_same(pre_norm: b
 
 
 def test_memory_says_how_long_it_is_whatever_the_model_was_made_with() -> None:
-    long, short = tiny_model(mem_len=7), tiny_model(mem_len=3)
+    long, short = model_of("transformer_xl", mem_len=7), model_of("transformer_xl", mem_len=3)
     tokens_BT = random_tokens(2, 15)
     asked, memory = read(long, tokens_BT, long.empty_memory(2, mem_len=3), [5, 5, 5])
     made, _ = read(short, tokens_BT, short.empty_memory(2), [5, 5, 5])
@@ -74,25 +57,6 @@ def test_memory_says_how_long_it_is_whatever_the_model_was_made_with() -> None:
     assert memory.hidden_LBMD.shape[2] == 3
     assert torch.equal(asked, made)
     assert difference(asked, usual) > 1e-3
-
-
-ADAPTIVE = {"cutoffs": [8, 20], "div_val": 2, "d_embed": 12}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, {}) for kind in KINDS},
-    "adaptive": ("transformer_xl", ADAPTIVE),
-    "blockwise": ("transformer_xl", {"attention": "blockwise", "untie_r": True}),
-    "clamped": ("transformer_xl", {"clamp_len": 3, "pre_norm": True}),
-    "clamped shaw": ("shaw", {"clamp_len": 2}),
-    "pre-norm places": ("vaswani", {"pre_norm": True}),
-}
-CAN_LIMIT = sorted(name for name, (kind, _) in VARIANTS.items() if kind in TRANSFORMERS)
-
-
-@cache
-def variant(name: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
-    kind, changes = VARIANTS[name]
-    model: LanguageModel = model_of(kind, dtype=dtype, **changes)
-    return model.requires_grad_(False)
 
 
 def read_on(session: Stream, tokens_BT: Tensor, pieces: list[int], resets_BT: Tensor | None = None) -> Tensor:
@@ -105,30 +69,9 @@ def read_on(session: Stream, tokens_BT: Tensor, pieces: list[int], resets_BT: Te
     )
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
-@settings(deadline=None, max_examples=8)
-@given(
-    data=st.data(),
-    pieces=st.lists(st.integers(1, 8), min_size=1, max_size=7),
-    mem_len=st.integers(0, 9),
-    same_length=st.booleans(),
-)
-def test_a_session_reads_as_the_model_does(
-    name: str, data: st.DataObject, pieces: list[int], mem_len: int, same_length: bool
-) -> None:
-    limits = name in CAN_LIMIT and same_length and mem_len > 0
-    model = variant(name)
-    tokens_BT, length = random_tokens(2, sum(pieces)), sum(pieces)
-    resets_BT = drawn_resets(data, 2, length)
-    reader = model.with_context(clamp_len=model.clamp_len, same_length=limits)
-    expected, _ = read(reader, tokens_BT, model.empty_memory(2, mem_len), pieces, resets_BT)
-    session = txl.stream(model, batch_size=2, mem_len=mem_len, same_length=limits)
-    assert_equal_to(read_on(session, tokens_BT, pieces, resets_BT), expected, within=EXACT)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_session_can_go_on_from_a_memory_of_the_model(kind: str) -> None:
-    model, tokens_BT = variant(kind), random_tokens(2, 12)
+    model, tokens_BT = model_of(kind), random_tokens(2, 12)
     _, aged = read(model, random_tokens(2, 9), model.empty_memory(2), [9], one_reset(2, 9, lane=1, place=5))
     session = txl.stream(model, batch_size=2)
     for memory in (aged, model.zero_memory(2), model.empty_memory(2)):
@@ -213,40 +156,3 @@ def test_what_a_session_cannot_do_is_refused() -> None:
     model.train()
     with pytest.raises(ValueError, match=r"eval\(\)"):
         session.log_probs(tokens_BT)
-
-
-def test_a_session_made_before_eval_reads_without_dropout() -> None:
-    model = model_of("transformer_xl", dtype=torch.float32, dropout=0.5).train()
-    session = txl.stream(model, batch_size=2, mem_len=4)
-    tokens_BT = random_tokens(2, 5)
-    with pytest.raises(ValueError, match="call eval"):
-        session.log_probs(tokens_BT)
-    expected = txl.stream(model.eval(), batch_size=2, mem_len=4).log_probs(tokens_BT)
-    assert torch.equal(session.log_probs(tokens_BT), expected)
-
-
-def test_a_session_can_be_copied_to_read_on_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_WORTH_A_LAYOUT", 1)
-    session = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
-    session.log_probs(random_tokens(2, 5))
-    copied = copy.deepcopy(session)
-    one, other = random_tokens(2, 3, seed=1), random_tokens(2, 3, seed=2)
-    session.log_probs(one)
-    copied.log_probs(other)
-    fresh = txl.stream(variant("transformer_xl", torch.float32), batch_size=2)
-    fresh.log_probs(random_tokens(2, 5))
-    fresh.log_probs(other)
-    assert torch.equal(copied.log_probs(one), fresh.log_probs(one))
-
-
-def test_the_last_prediction_and_lengths_of_ones_own() -> None:
-    model, tokens_BT = model_of("shaw", mem_len=4, clamp_len=2), random_tokens(2, 9)
-    expected, _ = read(model, tokens_BT, model.empty_memory(2), [4, 5])
-    session = txl.stream(model, batch_size=2)
-    actual = torch.stack([session.next_log_probs(tokens_BT[:, piece]) for piece in cut(9, [4, 5])], dim=1)
-    assert_equal_to(actual, expected[:, [3, 8]].detach(), within=EXACT)
-    unclamped = model.with_context(clamp_len=None, same_length=False)
-    expected, _ = read(unclamped, tokens_BT, model.empty_memory(2), [4, 5])
-    assert_equal_to(
-        read_on(txl.stream(model, batch_size=2, clamp_len=None), tokens_BT, [4, 5]), expected.detach(), within=EXACT
-    )

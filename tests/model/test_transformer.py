@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens, tiny_model
+from tests.model.kinds import model_of
+from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens
 from transformer_xl.model.transformer import Transformer
 
 
@@ -16,19 +17,19 @@ def layer_inputs(model: Transformer) -> list[torch.Tensor]:
 
 
 def test_same_length_without_memory_is_refused_by_name() -> None:
-    model = tiny_model(same_length=True)
+    model = model_of("transformer_xl", same_length=True)
     with pytest.raises(ValueError, match=r"same_length .* mem_len 0"):
         model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2, mem_len=0))
 
 
 def test_tokens_without_lanes_are_refused() -> None:
-    model = tiny_model()
+    model = model_of("transformer_xl")
     with pytest.raises(ValueError, match="lanes, tokens"):
         model(random_tokens(SEGMENT_LEN), model.empty_memory(SEGMENT_LEN))
 
 
 def test_another_context_rule_shares_the_parameters_and_leaves_the_model_as_it_was() -> None:
-    model = tiny_model()
+    model = model_of("transformer_xl")
     twin = model.with_context(clamp_len=3, same_length=True)
     assert (model.clamp_len, model.same_length) == (None, False)
     assert (twin.clamp_len, twin.same_length) == (3, True)
@@ -38,7 +39,7 @@ def test_another_context_rule_shares_the_parameters_and_leaves_the_model_as_it_w
 
 
 def test_a_segment_that_counts_nothing_gives_zero_losses_and_gradients() -> None:
-    model = tiny_model()
+    model = model_of("transformer_xl")
     nothing = torch.full((2, SEGMENT_LEN), -100)
     nll_BT, _ = model.nll(random_tokens(2, SEGMENT_LEN), nothing, model.empty_memory(2))
     nll_BT.sum().backward()
@@ -48,7 +49,7 @@ def test_a_segment_that_counts_nothing_gives_zero_losses_and_gradients() -> None
 
 def test_memory_keeps_what_the_layers_read_dropout_included() -> None:
     torch.manual_seed(0)
-    model = tiny_model(dropout=0.5).train()
+    model = model_of("transformer_xl", dropout=0.5).train()
     inputs = layer_inputs(model)
     _, memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2))
     inputs_LBTD = torch.stack(inputs)
@@ -61,7 +62,7 @@ def test_memory_keeps_what_the_layers_read_dropout_included() -> None:
 
 def test_the_sinusoids_have_one_dropout_mask_for_all_layers_and_lanes() -> None:
     torch.manual_seed(0)
-    model = tiny_model(dropout=0.5)
+    model = model_of("transformer_xl", dropout=0.5)
     projected: list[torch.Tensor] = []
     for layer in model.layers:
         layer.attention.position.register_forward_hook(lambda _, inputs, output: projected.append(inputs[0]))
@@ -77,7 +78,7 @@ def test_the_sinusoids_have_one_dropout_mask_for_all_layers_and_lanes() -> None:
 
 
 def test_each_dropout_of_the_paper_acts_in_training_only() -> None:
-    model = tiny_model(dropout=0.5)
+    model = model_of("transformer_xl", dropout=0.5)
     tokens_BT, memory = random_tokens(2, SEGMENT_LEN), model.zero_memory(2)
     evaluated = model(tokens_BT, memory).hidden_BTD
     assert torch.equal(model(tokens_BT, memory).hidden_BTD, evaluated)

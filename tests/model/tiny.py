@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.conftest import tiny_model_config
 from transformer_xl.model.attention import AttentionMask, Distances
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer import Transformer
 
 V = 32
 SEGMENT_LEN = 5
-
-
-def tiny_model(*, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Transformer:
-    """Give a model in evaluation mode, its weights far from their small initial values."""
-    model = Transformer(tiny_model_config(**changes), vocab_size=V).to(dtype).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(float(name.endswith("norm.weight")) + 0.25 * noise)
-    return model
 
 
 def random_tokens(*shape: int, seed: int = 1) -> Tensor:
@@ -33,7 +20,7 @@ def random_tokens(*shape: int, seed: int = 1) -> Tensor:
 
 
 def read(
-    model: Transformer, tokens_BT: Tensor, memory: Memory, pieces: Sequence[int], resets_BT: Tensor | None = None
+    model: LanguageModel, tokens_BT: Tensor, memory: Memory, pieces: Sequence[int], resets_BT: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
     """Read a text in pieces; give all log-probabilities and the last memory."""
     log_probs = []

@@ -83,7 +83,7 @@ class Flops(NamedTuple):
     """Useful operations of reading one segment in every lane, and of the gradients that would flow into memory.
 
     Matrix products only, a multiplication and an addition each. A query's keys are counted as M + (T + 1) / 2, what
-    causality leaves; a tail of an adaptive softmax counts for the tokens that visit it. Recomputation does not count.
+    causality leaves; a tail of an adaptive softmax counts for the tokens that visit it; recomputation does not.
     """
 
     forward: int

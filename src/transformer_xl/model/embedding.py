@@ -23,7 +23,6 @@ from transformer_xl.model.kernels.cross_entropy import (
     SharedTable,
     Softmax,
     Table,
-    shared_table,
     softmax_losses,
 )
 from transformer_xl.model.kernels.linear import linear, rows_to_add
@@ -79,7 +78,7 @@ class AdaptiveEmbedding(nn.Module):
         widths = [width for _, width in clusters.table_shapes] if clusters.projected else []
         self.projections = nn.ParameterList(torch.empty(clusters.d_model, width) for width in widths)
         self.scale = clusters.d_model**0.5
-        self._shared: list[SharedTable] = []
+        self._shared: list[tuple[Tensor, Tensor]] = []  # of each table one for lookups, and one for the softmax
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         embedded = self._embedded(tokens_BT)
@@ -91,7 +90,7 @@ class AdaptiveEmbedding(nn.Module):
     def sharing_tables(self) -> Iterator[None]:
         """Let lookups and a tied softmax in this context make one gradient of each table; on a CPU, for training."""
         if torch.is_grad_enabled() and self.weights[0].device.type == "cpu" and not torch.compiler.is_compiling():
-            self._shared = [shared_table(weight) for weight in self.weights]
+            self._shared = [SharedTable.apply(weight) for weight in self.weights]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -100,12 +99,12 @@ class AdaptiveEmbedding(nn.Module):
     @property
     def softmax_tables(self) -> Sequence[Tensor]:
         """The matrices for a tied softmax."""
-        return [table.for_softmax for table in self._shared] or list(self.weights)
+        return [table for _, table in self._shared] or list(self.weights)
 
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
         # All clusters' embeddings side by side, zero but for the token's own: to pick tokens out by their cluster would
         # make the host wait for the device. A cluster without a token gets a gradient of zeros.
-        tables = [table.for_lookup for table in self._shared] or list(self.weights)
+        tables = [table for table, _ in self._shared] or list(self.weights)
         if len(tables) == 1:
             return self._looked_up(tables[0], tokens_BT)
         parts, edges = [], self.clusters.edges

@@ -118,10 +118,6 @@ def _linears(columns: Sequence[tuple[Columns, ...]], tensors: Sequence[Tensor]) 
     return [_Linear(hidden_RD, some, tables) for hidden_RD, some in zip(hidden, columns, strict=True)]
 
 
-def _right_columns(target_R: Tensor) -> Tensor:  # (R, 1); 0 where none counts
-    return torch.where(target_R == NOT_COUNTED, 0, target_R)[:, None]
-
-
 class _SoftmaxLosses(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -131,7 +127,7 @@ class _SoftmaxLosses(torch.autograd.Function):
         losses, normalisers, kept = [], [], []
         with _no_autocast(tensors[0]):
             for linear, target_R in zip(_linears(columns, tensors), targets, strict=True):
-                right_R1, normaliser, right = _right_columns(target_R), [], []
+                right_R1, normaliser, right = target_R.masked_fill(target_R == NOT_COUNTED, 0)[:, None], [], []
                 parts = list(linear.parts())
                 for part in parts:
                     logits_rC = linear.logits(part, dtype)
@@ -155,7 +151,7 @@ class _SoftmaxLosses(torch.autograd.Function):
         with _no_autocast(tensors[0]):
             for number, (linear, target_R, grad_R) in enumerate(zip(linears, ctx.targets, grads, strict=True)):
                 counted_R1 = torch.where(target_R == NOT_COUNTED, 0, grad_R)[:, None]
-                right_R1 = _right_columns(target_R)
+                right_R1 = target_R.masked_fill(target_R == NOT_COUNTED, 0)[:, None]
                 for part in linear.parts():
                     logits_rC, kept[number] = kept[number], None
                     if logits_rC is None:
@@ -212,19 +208,12 @@ def _write_product(target: Tensor, left: Tensor, right: Tensor, *, adds: bool) -
         target.copy_(left @ right)
 
 
-class SharedTable(NamedTuple):
-    """A table that looks tokens up and is a matrix of the softmax too: left alone, each use makes a whole gradient."""
+class SharedTable(torch.autograd.Function):
+    """Returns a table for looking tokens up, and for the softmax: left alone, each use makes a whole gradient.
 
-    for_lookup: Tensor
-    for_softmax: Tensor
+    Here a lookup's sparse gradient is added to the softmax's in place.
+    """
 
-
-def shared_table(table: Tensor) -> SharedTable:
-    """Return a table for both uses; a lookup's sparse gradient is added to the softmax's in place."""
-    return SharedTable(*_Shared.apply(table))  # type: ignore[no-untyped-call]
-
-
-class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)

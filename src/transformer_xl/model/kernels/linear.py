@@ -91,9 +91,7 @@ def linear(input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 class _LargeLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        to_input, to_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(input if to_weight else None, weight_OI if to_input else None)
-        ctx.shape = input.shape
+        ctx.save_for_backward(input, weight_OI)
         output_RO = onednn_linear(input.reshape(-1, input.shape[-1]), weight_OI, bias_O)
         return output_RO.resize_(*input.shape[:-1], len(weight_OI))  # a view could not be changed in place
 
@@ -102,10 +100,10 @@ class _LargeLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight_OI = ctx.saved_tensors
         grad_RO = grad.reshape(-1, grad.shape[-1])
-        _, _, to_bias = ctx.needs_input_grad
+        to_input, to_weight, to_bias = ctx.needs_input_grad
         return (
-            None if weight_OI is None else onednn_linear(grad_RO, weight_OI.t()).view(ctx.shape),
-            None if input is None else grad_RO.t() @ input.reshape(-1, ctx.shape[-1]),
+            onednn_linear(grad_RO, weight_OI.t()).view(input.shape) if to_input else None,
+            grad_RO.t() @ input.reshape(-1, input.shape[-1]) if to_weight else None,
             grad_RO.sum(dim=0) if to_bias else None,
         )
 
@@ -131,10 +129,6 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._linear = linear
         self._packed: tuple[Tensor, Tensor | None] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
-        # what is laid out cannot be copied
-        return PackedLinear(copy.deepcopy(self._linear, memo))
 
     def forward(self, input: Tensor) -> Tensor:
         linear, weight_OI = self._linear, self._linear.weight

@@ -22,7 +22,7 @@ from transformer_xl.commands.report import (
     print_scores,
     words_on_unknown,
 )
-from transformer_xl.commands.sweep import Job, print_comparison
+from transformer_xl.commands.sweep import Job, print_jobs
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer
 from transformer_xl.data.words import WordTokenizer
@@ -50,7 +50,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
 
 
-TEST = Row("test", "test", EIGHT, LENGTHS)
+TEST = Row("test", "test", "test", EIGHT, LENGTHS)
 
 
 def test_bytes_have_one_unit() -> None:
@@ -62,7 +62,7 @@ def test_bytes_have_one_unit() -> None:
 
 def test_words_have_perplexity_and_bits_a_byte_within_80_columns() -> None:
     data = made_up(WORDS, text_bytes=20)
-    rows = (TEST, Row("test, unigram model", "test", Score(9.0, 123_456_789), None))
+    rows = (TEST, Row("", "test, unigram model", "test", Score(9.0, 123_456_789), None))
     title, _, *header, _, test, unigram, _ = printed(data, *rows)
     assert title.rstrip() == "text: nats per token, ppl, bits per byte"
     headings = [" ".join(parts).strip() for parts in zip(*map(cells, header), strict=True)]
@@ -81,7 +81,7 @@ def test_sub_words_have_bits_a_byte() -> None:
 def test_each_row_is_read_with_its_own_splits_tokens_a_byte() -> None:
     splits = {"train": np.zeros(8), "valid": np.zeros(10), "test": np.zeros(10)}
     data = MadeUp(vocabulary=WORDS, splits=splits, text_bytes={"train": 80, "valid": 20, "test": 40})
-    lines = printed(data, Row("validation", "valid", EIGHT, LENGTHS), TEST)
+    lines = printed(data, Row("valid", "validation", "valid", EIGHT, LENGTHS), TEST)
     assert [cells(line)[3] for line in lines[-3:-1]] == ["1.5000", "0.7500"]
 
 
@@ -148,15 +148,14 @@ def test_losses_are_drawn_in_the_unit_of_the_vocabulary(tmp_path: Path, vocabula
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_comparison_shows_each_vocabularys_own_unit_and_what_stands_beside_the_scores(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweeps_table_shows_each_vocabularys_own_unit(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"bytes": {"bpc": 1.5, "bpb": 1.5}, "words": {"ppl": 60.0, "bpb": 1.25}, "sub-words": {"bpb": 1.125}}
     jobs = []
-    for (data, values), read_as in zip(figures.items(), (DROPPED, {}, {}), strict=True):
-        summary = Summary(metrics={"test": {"mem_len": 7, **values}}, read_as=read_as)
-        jobs.append(Job(0, "", [f"row=of {data}", f"data={data}"], Path("0"), 0, summary))
-    print_comparison(jobs)
-    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:5]]
-    found = {[cell.strip() for cell in row if cell][1]: [cell.strip() for cell in row if cell][4] for row in rows}
-    assert found == {"bytes newline=drop": "1.5000 bpc", "sub-words": "1.1250 bpb", "words": "60.0000 ppl"}
+    for number, (data, values) in enumerate(figures.items()):
+        summary = Summary(objective=float(number), metrics={"test": {"mem_len": 7, **values}})
+        jobs.append(Job(number, f"data={data}", Path(str(number)), 0, summary))
+    print_jobs(jobs)
+    header, *rows, best = capsys.readouterr().out.splitlines()
+    assert "start of test" not in header
+    assert [row.split()[3:5] for row in rows] == [["1.5000", "bpc"], ["60.0000", "ppl"], ["1.1250", "bpb"]]
+    assert best == "best: job 0, data=bytes"

@@ -91,8 +91,9 @@ def _notes(run: Run, *, max_steps: int) -> Iterator[str]:
 
 
 class Row(NamedTuple):
-    """A line of the final table; without `lengths` it is no model's."""
+    """A line of the final table: its key in the summary, its words, and what was scored; no model's without lengths."""
 
+    key: str
     label: str
     split: str
     score: Score
@@ -101,29 +102,25 @@ class Row(NamedTuple):
 
 def final_report(run: Run, built: Built) -> Summary:
     """Score the best weights on the test split, and print what a person reads first."""
-    config, corpus, summary, settings = run.config, built.corpus, run.summary, run.config.callbacks.report
+    corpus, summary, settings = built.corpus, run.summary, run.config.callbacks.report
     summary.parameters = sum(parameter.numel() for parameter in built.module.model.parameters())
     best, latest = built.checkpoints.best_score, built.recorder.latest
     summary.objective = best if math.isfinite(best) else None if latest is None else latest.loss
     which, step = _load_best(run, built)
-    rows = _split_rows(run, built, which, step)
-    run.signals.release()  # no other process waits for this one from here on
+    rows = []
+    for row in _rows(run, built, which, step):
+        rows.append(row)
+        _keep(run, corpus, row, which)
     if not is_main():
         return summary
-    built.module.to(built.trainer.strategy.root_device).eval()
-    scored, memory_rows = built.length.limit_test != 0, []
-    if scored and settings.zero_start:
-        score = _read(built, config.eval, zero_start=True)
-        rows.append(Row("test, memory starts as zeros", "test", score, config.eval))
-        _keep(run, corpus, "test_zero_start", rows[-1], which)
-    if scored and settings.memory_tokens > 0:
-        memory_rows = _memory_rows(run, built, which)
-        rows += [*memory_rows, Row("test, unigram model", "test", unigram_score(corpus), None)]
+    compares = built.length.limit_test != 0 and settings.memory_tokens > 0
+    if compares:
+        rows.append(Row("", "test, unigram model", "test", unigram_score(corpus), None))
     print_scores(rows, corpus)
-    for sentence in (words_on_unknown(corpus), words_on_memory(memory_rows)):
+    for sentence in (words_on_unknown(corpus), words_on_memory(rows)):
         if sentence:
             print(sentence)
-    if memory_rows:
+    if compares:
         with optional("the footnote on compressors"):
             print(compressors(corpus))
     if settings.compare_with is not None:
@@ -142,67 +139,67 @@ def _load_best(run: Run, built: Built) -> tuple[str, int]:
     return "last" if built.length.max_steps > 0 else "init_from", built.trainer.global_step
 
 
-def _split_rows(run: Run, built: Built, which: str, step: int) -> list[Row]:
-    """Score validation and test, on all processes."""
-    rows, lengths, scores, trainer = [], run.config.eval, built.module.scores, built.trainer
+def _rows(run: Run, built: Built, which: str, step: int) -> Iterator[Row]:
+    """Score validation and test on all processes, and then on the first one what compares with them."""
+    lengths, scores, trainer = run.config.eval, built.module.scores, built.trainer
     if built.length.validate_every is not None and metrics.VALIDATION not in scores:
         trainer.validate(built.module, datamodule=built.data, verbose=False)  # the run stopped after its last step
     if metrics.VALIDATION in scores:
         score = scores[metrics.VALIDATION]
         label = "validation" if step == trainer.global_step else f"validation (best, step {step})"
         loss = built.checkpoints.best_score if which == "best" else score.loss
-        rows.append(Row(label, "valid", Score(loss, score.tokens), lengths))
-        _keep(run, built.corpus, "valid", rows[-1], which)
         if run.summary.objective is None and score.tokens:
             run.summary.objective = score.loss  # of a branch with no step left
+        yield Row("valid", label, "valid", Score(loss, score.tokens), lengths)
     if built.length.limit_test != 0:
         trainer.test(built.module, datamodule=built.data, verbose=False)
-        rows.append(Row("test", "test", scores[metrics.TEST], lengths))
-        _keep(run, built.corpus, "test", rows[-1], which)
-    return rows
+        yield Row("test", "test", "test", scores[metrics.TEST], lengths)
+    run.signals.release()  # no other process waits for this one from here on
+    if is_main() and built.length.limit_test != 0:
+        built.module.to(trainer.strategy.root_device).eval()
+        for key, label, changed in _readings(run, built):
+            run.say(label.replace(",", "    ", 1))
+            yield Row(key, label, "test", _read(run, built, changed, zero_start=key == "test_zero_start"), changed)
 
 
-def _memory_rows(run: Run, built: Built, which: str) -> list[Row]:
-    """Score the beginning of the test split with no memory, the run's own, and four times as much.
+def _readings(run: Run, built: Built) -> Iterator[tuple[str, str, EvalConfig]]:
+    """Yield how the test split is read besides: from zeros; its beginning with several lengths of memory.
 
-    A recipe that says how its paper scores the model (`long_eval`) adds a row of that. Windows read without memory.
+    A recipe that says how its paper scores the model (`long_eval`) adds that. Windows read without memory.
     """
-    lengths, long_eval = run.config.eval, run.config.recipe.long_eval
-    readings = {}
-    for factor in (0, 1, 4) if lengths.stride is None else (0,):
-        if factor < 4 or built.module.model.attends:
-            same_length = lengths.same_length and factor * lengths.mem_len > 0  # or there is nothing to keep
-            changed = replace(lengths, mem_len=lengths.mem_len * factor, same_length=same_length)
-            readings[f"test, memory {changed.mem_len}"] = changed
+    lengths, long_eval, settings = run.config.eval, run.config.recipe.long_eval, run.config.callbacks.report
+    if settings.zero_start:
+        yield "test_zero_start", "test, memory starts as zeros", lengths
+    if settings.memory_tokens == 0:
+        return
+    factors = (0, 1, 4) if built.module.model.attends else (0, 1)
+    for mem_len in dict.fromkeys(factor * lengths.mem_len for factor in (factors if lengths.stride is None else (0,))):
+        same_length = lengths.same_length and mem_len > 0  # or there is nothing to keep
+        changed = replace(lengths, mem_len=mem_len, same_length=same_length)
+        yield f"test_beginning_memory_{mem_len}", f"test, memory {mem_len}", changed
     if long_eval is not None:
-        readings["test, at the paper's lengths"] = replace(lengths, stride=None, **plain(long_eval))
-    rows = []
-    for label, changed in readings.items():
-        run.say(label.replace(",", "    ", 1))
-        score = _read(built, changed, max_tokens=run.config.callbacks.report.memory_tokens)
-        rows.append(Row(label, "test", score, changed))
-        _keep(run, built.corpus, f"test_beginning_memory_{changed.mem_len}", rows[-1], which)
-    return rows
+        changed = replace(lengths, stride=None, **plain(long_eval))
+        yield f"test_beginning_memory_{changed.mem_len}", "test, at the paper's lengths", changed
 
 
-def _read(built: Built, lengths: EvalConfig, *, max_tokens: int | None = None, zero_start: bool = False) -> Score:
+def _read(run: Run, built: Built, lengths: EvalConfig, *, zero_start: bool) -> Score:
     source = built.corpus.lanes("test", batch_size=lengths.batch_size, segment_len=lengths.segment_len, evaluation=True)
     return read_split(
         built.module.model,
         source,
         context_of(lengths),
-        max_tokens=max_tokens,
+        max_tokens=None if zero_start else run.config.callbacks.report.memory_tokens,
         limit=built.length.limit_test if zero_start else None,
         zero_start=zero_start,
         autocast=built.trainer.precision_plugin.forward_context,
     ).score
 
 
-def _keep(run: Run, corpus: Dataset, key: str, row: Row, which: str) -> None:
+def _keep(run: Run, corpus: Dataset, row: Row, which: str) -> None:
     """Put a score into the summary beside all that it depends on."""
     assert row.lengths is not None
     figures = {"loss": row.score.loss, **unit_of(corpus, row.split).figures(row.score.loss)}
-    run.summary.metrics[key] = {
+    run.summary.metrics[row.key] = {
         # JSON knows no NaN and no infinity
         **{name: value if math.isfinite(value) else None for name, value in figures.items()},
         **{"tokens": row.score.tokens, "split": row.split, "checkpoint": which},
@@ -234,12 +231,9 @@ def print_scores(rows: list[Row], corpus: Dataset) -> None:
         print("Nothing was scored: validation and test are empty, or turned off.")
         return
     units = list(dict.fromkeys(name for row in rows for name in unit_of(corpus, row.split).shown(0.0)))
-    print_table(
-        ["split", "loss", *map(in_words, units), "segment / memory", "predictions"],
-        [_cells(row, corpus, units) for row in rows],
-        title=f"{corpus.name}{beside_scores(corpus)}: {', '.join(['nats per token', *map(in_words, units)])}",
-        boxed=True,
-    )
+    print(f"{corpus.name}{beside_scores(corpus)}: {', '.join(['nats per token', *map(in_words, units)])}")
+    header = ["split", "loss", *map(in_words, units), "segment / memory", "predictions"]
+    print_table(header, [_cells(row, corpus, units) for row in rows], boxed=True)
 
 
 def _cells(row: Row, corpus: Dataset, units: list[str]) -> list[str]:
@@ -267,13 +261,15 @@ def words_on_unknown(corpus: Dataset) -> str | None:
 
 
 def words_on_memory(rows: list[Row]) -> str | None:
-    """Say what the rows of memory lengths show: the first is without memory, the second with the run's own."""
-    if len(rows) < 2 or rows[1].lengths is None or rows[1].lengths.mem_len == 0:
+    """Say what the rows without memory and with the run's own show."""
+    lost = {row.lengths.mem_len: row.score.loss for row in rows if row.key.startswith("test_beginning") and row.lengths}
+    if len(lost) < 2:
         return None
+    without, own = list(lost.values())[:2]
     return (
         "The memory rows read the beginning of each lane of the test split with the same weights: cut off from the "
-        f"memory that it was trained with, the model loses {rows[0].score.loss - rows[1].score.loss:.4f} nats per "
-        "token; one trained without (model.mem_len=0) would lose less."
+        f"memory that it was trained with, the model loses {without - own:.4f} nats per token; one trained without "
+        "(model.mem_len=0) would lose less."
     )
 
 

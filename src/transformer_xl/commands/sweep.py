@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -37,7 +37,6 @@ class Job(NamedTuple):
     Attributes:
         number: from 0.
         label: the settings that the sweep varies.
-        overrides: all of them, as a user types them.
         folder: of the run.
         exit_code: of its process.
         summary: what its `summary.json` says.
@@ -45,7 +44,6 @@ class Job(NamedTuple):
 
     number: int
     label: str
-    overrides: list[str]
     folder: Path
     exit_code: int
     summary: Summary
@@ -54,10 +52,6 @@ class Job(NamedTuple):
     def objective(self) -> float | None:
         """The best validation loss in nats; None where the job failed or has none."""
         return self.summary.objective if self.exit_code == 0 else None
-
-    def choice(self, group: str) -> str:
-        """Return the choice of a group; empty: none is named."""
-        return next((line.partition("=")[2] for line in self.overrides if key_of(line) == group), "")
 
 
 def run_sweep(call: Call) -> int:
@@ -90,13 +84,14 @@ def run_sweep(call: Call) -> int:
             processes.append(subprocess.Popen(command, process_group=0))
             code = processes[-1].wait()
             code = code if code >= 0 else 128 - code
-            done.append(Job(number, label, kept, below, code, Summary.read(below)))
-            _write_record(done[-1])
+            done.append(Job(number, label, below, code, Summary.read(below)))
+            below.mkdir(parents=True, exist_ok=True)
+            with atomic_write(below / RECORD) as file:
+                json.dump({"overrides": kept, "objective": done[-1].objective, "exit_code": code}, file, indent=1)
             if received or code == _INTERRUPTED:
                 break
-    _print_table(done)
+    print_jobs(done)
     _print_seeds(done)
-    print_comparison(done)
     if received or code == _INTERRUPTED:
         typed = [word for word in call.command[1:] if key_of(word) not in ("resume", "hydra.sweep.dir")]
         go_on = f"{program('train')} {shlex.join(typed)} resume=auto hydra.sweep.dir={shlex.quote(shown(folder))}"
@@ -130,33 +125,40 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[i
             signal.signal(number, previous)
 
 
-def _write_record(job: Job) -> None:
-    job.folder.mkdir(parents=True, exist_ok=True)
-    record = {"overrides": job.overrides, "objective": job.objective, "exit_code": job.exit_code}
-    with atomic_write(job.folder / RECORD) as file:
-        json.dump(record, file, indent=1)
+def print_jobs(jobs: Sequence[Job]) -> None:
+    """Print what each job reached, the best first.
 
-
-def _print_table(jobs: Sequence[Job]) -> None:
-    """Print what each job reached, the best first."""
-    bits = {job.number: job.summary.metrics.get("valid", {}).get(BITS_PER_BYTE) for job in jobs}
-    has_bits = any(value is not None for value in bits.values())
+    Beside the objective stand scores in the unit of each corpus: of the test split, and of its beginning, read with the
+    memory that the job was trained with, and with four times as much.
+    """
     best_first = sorted(jobs, key=lambda job: math.inf if job.objective is None else job.objective)
-    rows = [
-        [
-            str(job.number),
-            job.label,
-            _number(job.objective, ".6g"),
-            *([_number(bits[job.number], ".4f")] if has_bits else []),
-            "finished" if job.exit_code == 0 else f"exit status {job.exit_code}",
-            printable(os.path.relpath(job.folder)),
-        ]
-        for job in best_first
-    ]
-    heading = ["bits per byte"] if has_bits else []
-    print_table(["job", "overrides", "objective (val/loss, nats)", *heading, "status", "folder"], rows)
+    columns: dict[str, list[str]] = {
+        "job": [str(job.number) for job in best_first],
+        "overrides": [job.label for job in best_first],
+        "objective (val/loss, nats)": ["-" if job.objective is None else f"{job.objective:.6g}" for job in best_first],
+        "test": [_score(job) for job in best_first],
+        "start of test": [_score(job, 1) for job in best_first],
+        "4 x memory": [_score(job, 4) for job in best_first],
+        "status": ["finished" if job.exit_code == 0 else f"exit status {job.exit_code}" for job in best_first],
+        "folder": [printable(os.path.relpath(job.folder)) for job in best_first],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"} or name.startswith("objective")}
+    print_table(list(shown), list(zip(*shown.values(), strict=True)))
     if len(jobs) > 1 and best_first[0].objective is not None:
         print(f"best: job {best_first[0].number}, {best_first[0].label}")
+
+
+def _score(job: Job, memory: int | None = None) -> str:
+    """Return the score of the test split, or of its beginning with so many times the job's own memory."""
+    metrics = job.summary.metrics
+    values = metrics.get("test", {})
+    if memory is not None and values:
+        mem_len = values["mem_len"]
+        values = {} if mem_len == 0 and memory > 1 else metrics.get(f"test_beginning_memory_{memory * mem_len}", {})
+    for unit in (PERPLEXITY, BITS_PER_CHARACTER, BITS_PER_BYTE):  # the vocabulary's own before what all have
+        if values.get(unit) is not None:
+            return f"{values[unit]:.4f} {unit}"
+    return "-"
 
 
 def _print_seeds(jobs: Sequence[Job]) -> None:
@@ -174,44 +176,3 @@ def _print_seeds(jobs: Sequence[Job]) -> None:
     if rows:
         print()
         print_table(["overrides", "seeds", "val/loss in nats, mean ± deviation"], rows)
-
-
-def print_comparison(jobs: Sequence[Job]) -> None:
-    """Print a table of the jobs that a comparison's rows made (`row=` in their overrides), if there are any.
-
-    Scores are in the unit of each corpus; the beginning of the test split is read with the memory that the row was
-    trained with, and with four times as much where it has one.
-    """
-    rows = sorted((_compared(job) for job in jobs if job.choice("row")), key=lambda row: row[1])
-    if rows:
-        print()
-        print_table(["row", "data", "parameters", "tokens", "test", "start of test", "4 x memory"], rows)
-        print(
-            "start of test: the first tokens of every lane, with the memory that the row was trained with; 4 x memory: "
-            "the same with four times as much; -: the row has no memory whose length matters."
-        )
-
-
-def _compared(job: Job) -> list[str]:
-    summary, metrics = job.summary, job.summary.metrics
-    test = metrics.get("test", {})
-    mem_len = test.get("mem_len")
-    longer = metrics.get(f"test_beginning_memory_{4 * mem_len}", {}) if mem_len else {}
-    return [
-        job.choice("row"),
-        " ".join([job.choice("data"), *(f"{name}={value}" for name, value in summary.read_as.items())]),
-        _number(summary.parameters or None, ",.0f"),
-        _number(summary.tokens or None, ",.0f"),
-        *map(_score, (test, metrics.get(f"test_beginning_memory_{mem_len}", {}), longer)),
-    ]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _score(values: dict[str, Any]) -> str:
-    for unit in (PERPLEXITY, BITS_PER_CHARACTER, BITS_PER_BYTE):  # the vocabulary's own before what all have
-        if values.get(unit) is not None:
-            return f"{values[unit]:.4f} {unit}"
-    return "-"

@@ -10,23 +10,14 @@ _NARROW = {"bits per byte": "bits\n/ byte", "segment / memory": "segment /\nmemo
 _MANY = 5
 
 
-def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, boxed: bool = False
-) -> None:
-    """Print a table whose first column is text and the others short: drawn on a terminal, in plain columns elsewhere.
-
-    Args:
-        header: names of the columns.
-        rows: cells.
-        title: above it.
-        boxed: draw it everywhere.
-    """
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, boxed: bool = False) -> None:
+    """Print a table whose first column is text: drawn on a terminal or where `boxed`, in plain columns elsewhere."""
     if boxed or sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=None if title is None else Text(title), title_justify="left")
+        table = Table()
         for number, name in enumerate(header):
             heading = _NARROW.get(name, name) if len(header) > _MANY else name
             table.add_column(heading, justify="right" if number and boxed else "left", no_wrap=bool(number) and boxed)
@@ -37,7 +28,7 @@ def print_table(
         Console(highlight=False, file=drawn, width=Console().width, force_terminal=sys.stdout.isatty()).print(table)
         print(drawn.getvalue(), end="")
         return
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 

@@ -81,11 +81,11 @@ def open_data(
 def corpus(run: Run) -> Dataset:
     """Open the run's corpus, with a trained model's vocabulary where it begins, or has begun, from one."""
     config, source, vocabulary = run.config, run.initial_weights, None
-    if source is not None:
-        vocabulary = init_from.vocabulary_of(source, config)
+    if source is not None and source.vocabulary is not None:
+        vocabulary = init_from.fitting(source.vocabulary, config.data)
     elif config.init_from is not None and run.checkpoint is not None:
         vocabulary = load_vocabulary(run.checkpoint.parents[1] / "vocabulary.json")
-    extend = source is not None and config.init_vocabulary == "extend"
+    extend = vocabulary is not None and source is not None and config.init_vocabulary == "extend"
     opened = open_data(config, vocabulary=vocabulary, extend=extend, announce=run.say)
     if isinstance(config.data, StoredConfig):  # neither a resume nor another process shall build them again
         run.config = replace(config, data=replace(config.data, rebuild=False))

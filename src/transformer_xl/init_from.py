@@ -32,10 +32,8 @@ def model_settings(source: LanguageModel, composed: Mapping[str, Any], *, given:
     settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
     if isinstance(settings["tie_projs"], list):
         settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]
-    keys = [key.replace("model/", "model.") for key in given]
-    return settings | {
-        name: composed[name] for group, _, name in (key.partition(".") for key in keys) if group == "model"
-    }
+    named = {key.replace("/", ".").split(".")[1] for key in given if key.startswith(("model.", "model/"))}
+    return settings | {name: composed[name] for name in named}
 
 
 def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[str]) -> Config:
@@ -55,24 +53,8 @@ def with_tokenizer(config: Config, source: LanguageModel, *, given: Collection[s
     return replace(config, data=replace(config.data, tokenizer=kind)) if kind in tokenizers() else config
 
 
-def vocabulary_of(source: LanguageModel, config: Config) -> Tokenizer | None:
-    """Return the vocabulary that the corpus must be read with; None where the source has none.
-
-    Raises:
-        UserError: there is none, and it shall be extended.
-    """
-    if source.vocabulary is None and config.init_vocabulary == "extend":
-        raise UserError(f"init_vocabulary is 'extend', and init_from={config.init_from} brings no vocabulary to extend")
-    return None if source.vocabulary is None else fitting(source.vocabulary, config.data)
-
-
 def fitting(vocabulary: Tokenizer, data: DataConfig) -> Tokenizer:
-    """Return the vocabulary that reads a corpus: the paper's, which are split into words already, by their white space.
-
-    Args:
-        vocabulary: of a trained model.
-        data: settings of the corpus.
-    """
+    """Return a trained model's vocabulary as it reads a corpus; the paper's are split into words already."""
     return vocabulary.for_split_text() if isinstance(data, PublishedConfig) else vocabulary
 
 
@@ -82,19 +64,21 @@ def check_vocabulary(source: LanguageModel, vocabulary: Tokenizer, config: Confi
     Raises:
         UserError: naming both.
     """
-    mine, may_extend = vocabulary_of(source, config), isinstance(config.data, CorpusConfig)
-    if mine is None and vocabulary.size != source.vocab_size:
-        raise UserError(
-            f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the text's "
-            f"vocabulary has {vocabulary.size}: put its vocabulary beside its weights"
-        )
-    if mine is None or (config.init_vocabulary == "extend" and may_extend) or mine.hash() == vocabulary.hash():
+    may_extend = isinstance(config.data, CorpusConfig)
+    if source.vocabulary is None:
+        if vocabulary.size != source.vocab_size or config.init_vocabulary == "extend":
+            raise UserError(
+                f"init_from={config.init_from} brings no vocabulary and has {source.vocab_size} symbols, but the "
+                f"text's has {vocabulary.size} with init_vocabulary={config.init_vocabulary}"
+            )
         return
-    raise UserError(
-        f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
-        f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that its "
-        f"vocabulary can say{', or init_vocabulary=extend' if may_extend else ''}"
-    )
+    mine = fitting(source.vocabulary, config.data)
+    if mine.hash() != vocabulary.hash() and not (config.init_vocabulary == "extend" and may_extend):
+        raise UserError(
+            f"init_from={config.init_from} was trained with a {mine.kind} vocabulary of {mine.size} symbols, and "
+            f"data={config.data.kind} has a {vocabulary.kind} vocabulary of {vocabulary.size}: choose a text that its "
+            f"vocabulary can say{', or init_vocabulary=extend' if may_extend else ''}"
+        )
 
 
 def copy_weights(source: LanguageModel, target: LanguageModel, *, init_from: str) -> None:

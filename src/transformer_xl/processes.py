@@ -32,10 +32,6 @@ _SPINS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS_TO_LEAVE = 3.0
 _SECONDS_TO_NOTICE = 3.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST_KEPT_BLOCK = 40 << 20
-"""Larger ones, as logits of many words, would find their room taken by smaller ones, and need more."""
-_LARGEST_OF_OLDER_LIBRARIES = 32 << 20
-_NEVER = (1 << 31) - 1
 
 
 # ---- the machine
@@ -55,13 +51,14 @@ def keep_freed_memory() -> None:
     """Have this process keep freed blocks of up to 40 MiB for itself; does nothing without the GNU C library.
 
     That library asks the system for each large block and gives it back when it is freed; a training step on a CPU then
-    spends up to half of its time on the system's clearing of pages that it had a moment ago.
+    spends up to half of its time on the system's clearing of pages that it had a moment ago. Larger blocks, as logits
+    of many words, would find their room taken by smaller ones, and need more.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        if not libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK):
-            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_OF_OLDER_LIBRARIES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        if not libc.mallopt(_M_MMAP_THRESHOLD, 40 << 20):
+            libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most of older libraries
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 # ---- who started the processes

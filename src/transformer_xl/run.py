@@ -43,6 +43,7 @@ from transformer_xl.training.stopping import StopSignals, stopped_by
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
+    from transformer_xl.build import Built
     from transformer_xl.data.lanes import Dataset
     from transformer_xl.model.base import LanguageModel
 
@@ -69,10 +70,7 @@ class Run:
     """A run that this process takes part in.
 
     Attributes:
-        folder: of the run.
         config: resolved; what follows from the corpus is filled in as it becomes known.
-        identity: what it is over all its processes.
-        signals: that stop it.
         command: that started it; known on the main process.
         summary: what `summary.json` will say.
         checkpoint: what training goes on from; None: from the start.
@@ -135,28 +133,20 @@ class Run:
             "step": self.step,
         }
 
-    def begin(
-        self, corpus: Dataset, trainer: Trainer, tokens_after: Callable[[int], int], *, cut: Callable[..., None]
-    ) -> None:
-        """Write what the run is made of, on the main process, and tell the processes that Lightning will start.
-
-        Args:
-            corpus: opened.
-            trainer: made, not yet used.
-            tokens_after: tokens read after an optimizer step, over all lanes.
-            cut: drops what was logged after a step.
-        """
-        self.trainer, self.tokens_after = trainer, tokens_after
+    def begin(self, built: Built) -> None:
+        """Write what the run is made of, on the main process, and tell the processes that Lightning will start."""
+        corpus = built.corpus
+        self.trainer, self.tokens_after = built.trainer, built.data.tokens_after
         self.summary.data_checksum, self.summary.read_as = corpus.fingerprint.sha256, dict(corpus.read_as)
         if not processes.is_main():
             return
         if self.parent is not None:
             self._copy_parent()
-        cut(self.step, validated=self.found is None or not validation_is_due(self.found.state))
+        built.recorder.cut(self.step, validated=self.found is None or not validation_is_due(self.found.state))
         corpus.vocabulary.save(self.folder / "vocabulary.json")
         self.identity.write(self.folder)
         write_config(self.config, self.folder)
-        self._open_logger(trainer)
+        self._open_logger(built.trainer)
         processes.announce(self.message())
 
     def _copy_parent(self) -> None:

@@ -58,13 +58,7 @@ def shown(path: Path) -> str:
 
 
 def claim(root: Path, name: str) -> Path:
-    """Make a folder of one's own below `root`: by its name, or with a number after it where that is taken.
-
-    Raises:
-        UserError: there is something else than a folder where `root` should be.
-    """
-    if not root.is_dir() and (root.exists() or root.is_symlink()):
-        raise UserError(f"{root} is no folder{' that exists' if root.is_symlink() else ''}, and runs are kept there")
+    """Make a folder of one's own below `root`: by its name, or with a number after it where that is taken."""
     root.mkdir(parents=True, exist_ok=True)
     for count in itertools.count(1):
         folder = root / (name if count == 1 else f"{name}-{count}")
@@ -101,22 +95,13 @@ def refuse_if_in_use(folder: Path) -> None:
 # ---- config.yaml
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read a run folder's `config.yaml` as plain containers.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    return read_settings(folder / "config.yaml")
-
-
 def config_of(folder: Path) -> Config:
     """Return a run folder's own configuration.
 
     Raises:
         UserError: its `config.yaml` is damaged, or another version's, and how.
     """
-    settings = read_config(folder)
+    settings = read_settings(folder / "config.yaml")
     try:
         return parse(Config, settings)
     except UserError as error:

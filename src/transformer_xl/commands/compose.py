@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from transformer_xl.commands.call import Call, put, read
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
-from transformer_xl.run_folder import AUTO, config_of, read_config, read_identity, slug
-from transformer_xl.settings import parse
+from transformer_xl.run_folder import AUTO, config_of, read_identity, slug
+from transformer_xl.settings import parse, read_settings
 
 
 def compose(*overrides: str, config_dir: str | os.PathLike[str] | None = None, plugins: Sequence[str] = ()) -> Config:
@@ -72,7 +72,7 @@ def _of_run(call: Call, folder: Path) -> tuple[Config, Mapping[str, str]]:
     if not (folder / "config.yaml").is_file():
         raise UserError(f"resume must be the folder of a run, and there is no {folder / 'config.yaml'}")
     config_of(folder)  # what is wrong with the file itself names it
-    saved = read_config(folder)
+    saved = read_settings(folder / "config.yaml")
     identity = read_identity(folder)
     choices = {} if identity is None else identity.choices
     parsed = [override for override in call.parsed() if override.key_or_group not in ("experiment", "row")]

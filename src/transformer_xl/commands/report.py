@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from transformer_xl import build
 from transformer_xl.build import Built
 from transformer_xl.commands.tables import print_table
@@ -302,7 +304,9 @@ def draw_losses(folder: Path, corpus: Dataset) -> Path:
     steps, values = curves["train"]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     axes.plot(steps, values, color="tab:blue", alpha=0.2, linewidth=0.8)
-    axes.plot(steps, _smoothed(values), color="tab:blue", label="training (smoothed)")
+    width = max(1, round(len(values) * _SMOOTHED_SHARE))
+    smoothed = np.convolve(values or [0.0], np.full(width, 1 / width), "valid")[: len(values)]
+    axes.plot(steps[width - 1 :], smoothed, color="tab:blue", label="training (smoothed)")
     axes.plot(*curves["valid"], "o-", color="tab:orange", label="validation")
     tail = [value for value in (*values[len(values) // 20 :], *curves["valid"][1]) if math.isfinite(value)]
     if tail and max(tail) > 0:
@@ -322,12 +326,3 @@ def _logged(path: Path, name: str) -> tuple[list[int], list[float]]:
     entries: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found = [entry for entry in entries if entry["name"] == name and entry["value"] is not None]
     return [entry["step"] for entry in found], [entry["value"] for entry in found]
-
-
-def _smoothed(values: list[float]) -> list[float]:
-    keep = 1 - 1 / max(1.0, len(values) * _SMOOTHED_SHARE)
-    smoothed, average = [], values[0] if values else 0.0
-    for value in values:
-        average = keep * average + (1 - keep) * value
-        smoothed.append(average)
-    return smoothed

@@ -81,7 +81,7 @@ def _train(ask: Callable[[], tuple[Config, Command]], callbacks: Sequence[Callba
         built = build.training(run, corpus, build.model(run, corpus), length, callbacks)
         if run.found is not None:
             run.found.refuse_other_weights(built.module)
-        run.begin(corpus, built.trainer, built.data.tokens_after, cut=built.recorder.cut)
+        run.begin(built)
         print_opening(run, built)
         with _memory_in_one_sentence(run, built):
             _fit(run, built)

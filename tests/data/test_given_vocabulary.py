@@ -139,3 +139,8 @@ def test_sentences_of_any_text(config: TextConfig) -> None:
     found, _ = opened(config, SentenceTokenizer(["a", "<UNK>", "<S>"]), extend=True)
     assert found.vocabulary.decode(found.tokens["train"][:]) == TRAIN
     assert found.tokens["valid"][:].tolist() == [2, 0, 1, 2]
+
+
+def test_line_ends_that_a_vocabulary_cannot_leave_out_are_refused(config: TextConfig) -> None:
+    with pytest.raises(UserError, match=r"data\.newline is 'drop', and must be 'keep' for a vocabulary of kind wiki"):
+        opened(replace(config, newline="drop"), WikitextTokenizer(["<eos>", "<unk>"]))

@@ -186,7 +186,7 @@ def _build(
         raise UserError(f"{sources.setting}, which has no text for training")
     learns = isinstance(config, CorpusConfig) and (known is None or extend)
     tokenizer: Any = _learnt(config, sources, known, flat, ranges) if learns else known
-    if known is not None and extend:
+    if learns and known is not None:
         announce(f"data: {tokenizer.size - known.size:,} symbols were added to the {known.size:,} of init_from")
     ends = flat.count > 1 if given is None or extend else given.end_of_document is not None
     if config.end_of_document and are_documents and ends:
@@ -213,6 +213,8 @@ def _known(config: Any, given: Tokenizer | None) -> Tokenizer | None:
     """Return what the ids stand for, where that hangs on no text; a broken file is found before long work."""
     if isinstance(config, TokensConfig):
         return SymbolTokenizer(config.vocab_size) if config.vocab_size else load_vocabulary(str(config.vocabulary))
+    if given is not None and config.newline == "drop" and given.kind != "word" and not given.strips_newlines:
+        raise UserError(f"data.newline is 'drop', and must be 'keep' for a vocabulary of kind {given.kind}")
     return load_pretrained(config.tokenizer) if given is None and _tokenizer_class(config) is None else given
 
 

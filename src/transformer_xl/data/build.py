@@ -122,9 +122,6 @@ def _tokenizer_class(config: CorpusConfig) -> Any:
     return registry.lookup("tokenizer", name).factory if name in registry.names("tokenizer") else None
 
 
-# --- the build ---
-
-
 def _publish(
     config: StoredConfig,
     sources: Sources,

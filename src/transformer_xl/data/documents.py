@@ -117,9 +117,6 @@ def windows(flat: Flat, part: range, split_point: Callable[[bytes], int]) -> Ite
         begin, width = edges[-1], WINDOW
 
 
-# --- splits ---
-
-
 def split_documents(
     flat: Flat, cut: Cut, *, are_documents: bool, limit: int | None, folder: Path
 ) -> tuple[Flat, list[range]]:
@@ -194,9 +191,6 @@ def _chosen(flat: Flat, mask: NDArray[np.bool_]) -> Iterator[Part]:
             number += part.begins
             if mask[number]:
                 yield part
-
-
-# --- ids ---
 
 
 class EncodedWindow(NamedTuple):

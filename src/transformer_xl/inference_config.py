@@ -35,10 +35,6 @@ class ContextConfig(Settings):
     clamp_len: Length | Own | None
     same_length: bool | Own
 
-    def rules(self) -> Iterator[str]:
-        if self.same_length is True and self.mem_len == 0:
-            yield "same_length is true with memory.mem_len 0, and needs a memory.mem_len of at least 1"
-
 
 class ScoreConfig(ModelChoice):
     """`score.py`, whole."""
@@ -52,10 +48,6 @@ class ScoreConfig(ModelChoice):
     format: Literal["table", "jsonl"]
     segment_len: SegmentLen | Own
     memory: ContextConfig
-
-    def rules(self) -> Iterator[str]:
-        if self.context == "carry" and self.memory.mem_len == 0:
-            yield "context is carry and memory.mem_len is 0: carry needs a model with a memory"
 
 
 class SamplingParams(Settings):

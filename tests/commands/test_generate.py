@@ -151,7 +151,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "prompt_file": "b"}, "prompt and prompt_file"),
     ({"prompt_unit": "line"}, "prompt_unit is line without prompt_file"),
     ({"interactive": True, "sampling__samples": 2}, "interactive is true, and needs sampling.samples=1"),
-    ({"memory__mem_len": 0, "memory__same_length": True}, "memory.same_length is true with memory.mem_len 0"),
     ({"prompt_file": "/nowhere/\u6c49"}, "prompt_file=/nowhere/\u6c49 cannot be read: No such file"),
 ]
 

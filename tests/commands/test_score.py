@@ -137,8 +137,6 @@ def test_tokens_and_texts_as_json(word_model: Path, tmp_path: Path, call: Call) 
     ("arguments", "words"),
     [
         (["segment_len=0"], "segment_len is 0, and must be at least 1"),
-        (["memory.mem_len=0", "memory.same_length=true"], "memory.same_length is true with"),
-        (["context=carry", "memory.mem_len=0"], "context is carry and memory.mem_len is 0"),
         (["texts=none, here"], "texts=none, here is no file"),
         (["texts=."], "texts=. is no file"),
     ],
@@ -148,6 +146,16 @@ def test_nonsense_is_refused_before_the_model_is_looked_for(arguments: list[str]
     refused = call(Path("no/model"), "texts=-", *arguments)
     assert (refused.status, refused.out) == (2, "")
     assert words in refused.err
+
+
+def test_what_a_model_cannot_do_is_refused_in_one_sentence(byte_model: Path, call: Call) -> None:
+    for arguments, words in (
+        (["memory.mem_len=0", "memory.same_length=true"], "memory.same_length is true with memory.mem_len 0"),
+        (["context=carry", "memory.mem_len=0", "memory.same_length=false"], "context is carry and memory.mem_len is 0"),
+    ):
+        refused = call(byte_model, "texts=-", *arguments)
+        assert (refused.status, refused.out) == (2, "")
+        assert words in refused.err
 
 
 def test_what_cannot_be_read_is_named_and_what_was_printed_stays(word_model: Path, tmp_path: Path, call: Call) -> None:

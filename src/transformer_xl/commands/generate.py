@@ -134,12 +134,7 @@ def _print_all(session: Session, prompt: list[int], stops: Sequence[object] = ()
 
 
 def _print_several(
-    begin: Callable[..., Session],
-    prompts: list[list[int]],
-    config: GenerateConfig,
-    *,
-    shown: list[str],
-    unequal: bool,
+    begin: Callable[..., Session], prompts: list[list[int]], config: GenerateConfig, *, shown: list[str], unequal: bool
 ) -> None:
     """Print each text when it is complete, behind what is shown of its prompt."""
     samples, start, count = config.sampling.samples, time.perf_counter(), 0

@@ -222,7 +222,8 @@ class Session:
 
     def _append(self, texts: Sequence[Sequence[int]]) -> None:
         for present, tokens, unread, new in zip(self._present_BV, self.tokens, self._unread, texts, strict=True):
-            present[torch.as_tensor(new, dtype=torch.int64)] = True
+            if self._params.repetition_penalty != 1:
+                present[torch.as_tensor(new, dtype=torch.int64)] = True
             tokens.extend(new)
             unread.extend(new)
 

@@ -345,7 +345,7 @@ def test_a_corpus_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert other.fingerprint.sha256 != found.fingerprint.sha256
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "char", "word"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "word", "wikitext"])
 def test_memory_does_not_grow_with_the_text(
     tokenizer: str, config: TextConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

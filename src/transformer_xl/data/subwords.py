@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,24 +33,14 @@ _ENDS_OF_DOCUMENTS = (
 """Special tokens that stand behind a text where a tokenizer has them, the first of them before the others."""
 _BYTES = 256
 """Symbols that byte-level BPE begins with."""
-_PART_BYTES = 1 << 16
-"""Of a long text: so much of it at least is one piece of work."""
 # Merging takes the square of a word's length, and a text can be one word: DNA, base64, a line of blanks.
 _LONG_WORD = re.compile(r"(\w{256}|\s{256}|[^\w\s]{256})")
-_BORDER = re.compile("(?<=[^\\W_])(?=[ \t\r\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-_PROBES = (
-    ("The old cat", " sat, on 12"),
-    ("in 1906", " it"),
-    ("The end", "\nIt's"),
-    ("1906", "\n\n\n  a"),
-    ("cat", "\r\n\r\ndog"),
-    ("cat", "   dog"),
-    ("cat", "\tdog"),
-    ("caf\u00e9", " \u0436\u0438\u0437\u043d\u044c"),
-    ("\u4ed6\u8bf4", "\u3002\u5979\u8bf4"),
-    ("\u732b", "\uff0c 12"),
-)
-"""Texts in two parts, cut as `last_border` cuts."""
+# The splitting of GPT-2, of cl100k, and of all that are made like them (Llama 3, Qwen, DeepSeek and others) ends a
+# word of letters or digits where white space begins, whatever follows, and looks back at nothing from there; the same
+# holds for the full-width stops of Chinese and Japanese. Behind a full stop or between two line ends they differ.
+_BORDER = "(?<=[^\\W_])(?=[ \t\r\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+_TO_LAST_BORDER = re.compile(f".*{_BORDER}", re.DOTALL)
+_PIECES = re.compile(f".{{1,65536}}{_BORDER}|.+", re.DOTALL)
 
 
 @registry.register("tokenizer", "bpe")
@@ -104,7 +94,9 @@ class SubwordTokenizer(Tokenizer):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             special_tokens=[],
         )
-        tokenizer.train_from_iterator(_training_texts(parts), trainer)
+        # pieces, since the library takes 256 texts at a time into memory
+        pieces = (piece for part in parts for piece in _PIECES.findall(part.data.decode()))
+        tokenizer.train_from_iterator((text for piece in pieces for text in _LONG_WORD.split(piece)), trainer)
         return cls(json.loads(tokenizer.to_str()), None)
 
     @classmethod
@@ -123,7 +115,11 @@ class SubwordTokenizer(Tokenizer):
         return character_border(data)
 
     def split_point(self, data: bytes) -> int:
-        return last_border(data) if self._can_be_cut else 0
+        """Return the last place where a letter or digit ends a word; 0: none, or the tokenizer may look across words."""
+        if not self._is_of_bytes:
+            return 0
+        found = _TO_LAST_BORDER.match(data.decode("utf-8", errors="surrogateescape"))
+        return len(found[0].encode("utf-8", errors="surrogateescape")) if found else 0
 
     def encode(self, text: str) -> NDArray[np.int64]:
         try:
@@ -143,11 +139,9 @@ class SubwordTokenizer(Tokenizer):
         return EOD.join(self._tokenizer.decode_batch(documents, skip_special_tokens=False))
 
     def symbol(self, number: int) -> str:
-        if number == self.end_of_document:
-            return EOD
-        text = self.decode([number]) if self._is_of_bytes else "\ufffd"
+        text = self.decode([number])
         name = self._tokenizer.id_to_token(number) or f"#{number}"  # an id that the tokenizer leaves out
-        return readable(name if "\ufffd" in text or not text else text)
+        return readable(text if text and "\ufffd" not in text else name)
 
     @cached_property
     def _bytes_of_id(self) -> NDArray[np.int64]:
@@ -157,25 +151,6 @@ class SubwordTokenizer(Tokenizer):
         letters = set(ByteLevel.alphabet())
         names = [self._tokenizer.id_to_token(number) or "" for number in range(self.size)]
         return np.array([len(name if letters.issuperset(name) else name.encode()) for name in names], np.int64)
-
-    @cached_property
-    def _can_be_cut(self) -> bool:
-        """Whether the tokenizer splits the parts of a cut text as it splits the whole, before it looks for sub-words.
-
-        Those that take a text as one word, or put something before its first one, do not.
-        """
-        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        if splitter is None:
-            return False
-
-        def words(text: str) -> list[str]:
-            normal = text if normalizer is None else normalizer.normalize_str(text)
-            return [word for word, _ in splitter.pre_tokenize_str(normal)]
-
-        for token in self._tokenizer.get_added_tokens_decoder().values():
-            if not token.special and (token.lstrip or token.rstrip or last_border(token.content.encode())):
-                return False
-        return all(words(left) + words(right) == words(left + right) for left, right in _PROBES)
 
 
 def load_pretrained(name: str) -> SubwordTokenizer:
@@ -203,31 +178,3 @@ def local_path(name: str) -> Path | None:
     if path.is_dir():
         return path / FILE
     return path if path.exists() or not hub.NAME.fullmatch(name) or name.endswith(".json") else None
-
-
-def last_border(data: bytes) -> int:
-    """Return the last place in UTF-8 where a letter or digit ends a word; 0: there is none.
-
-    The splitting of GPT-2, of cl100k, and of all that are made like them (Llama 3, Qwen, DeepSeek and others) ends a
-    word of letters or digits where white space begins, whatever follows, and looks back at nothing from there; the same
-    holds for the full-width stops of Chinese and Japanese. Behind a full stop or between two line ends they differ.
-    """
-    for start in (max(len(data) - (1 << 12), 0), 0):
-        text = data[start:].decode("utf-8", errors="surrogateescape")
-        places = [border.start() for border in _BORDER.finditer(text)]
-        if places:
-            return start + len(text[: places[-1]].encode("utf-8", errors="surrogateescape"))
-    return 0
-
-
-def _training_texts(parts: Iterable[Part]) -> Iterator[str]:
-    """Yield texts of some kilobytes: the library takes 256 at a time into memory."""
-    for part in parts:
-        data, start = part.data, 0
-        while start < len(data):
-            width = _PART_BYTES
-            while not (cut := last_border(data[start : start + width])) and start + width < len(data):
-                width *= 4
-            end = start + cut if start + width < len(data) else len(data)
-            yield from _LONG_WORD.split(data[start:end].decode())
-            start = end

@@ -144,7 +144,8 @@ class WikitextTokenizer(WordTokenizer):
 
     @classmethod
     def learning_split_point(cls, data: bytes) -> int:
-        return data.rfind(b"\n") + 1
+        found = _CUT.match(data)
+        return found.end() if found else 0
 
     def split(self, text: str) -> list[str]:
         return moses_split(text)
@@ -208,6 +209,8 @@ _JOINED = ("@-@", "@,@", "@.@")
 _SPECIAL = (EOS, UNK, "<formula>")
 """Words of the text that no rule takes apart."""
 _AT_SPECIAL = re.compile(f"({'|'.join(map(re.escape, _SPECIAL))})")
+_CUT = re.compile(rb".*\n|.*[0-9A-Za-z] (?=[0-9A-Za-z])", re.DOTALL)
+"""Up to the last line end, else to the last blank between letters or digits, which no rule looks across."""
 _IN_NUMBERS = re.compile(r"(?<=\d)[,.](?=\d)")
 _BETWEEN_NUMBERS = re.compile(r" @([,.])@ ")
 # Blanks that no rule of Moses looks across. All rules see one character on either side of a blank, and those that do

@@ -115,7 +115,7 @@ class SubwordTokenizer(Tokenizer):
         return character_border(data)
 
     def split_point(self, data: bytes) -> int:
-        """Return the last place where a letter or digit ends a word; 0: none, or the tokenizer may look across words."""
+        """Return the last place where a letter or digit ends a word; 0: none, or the tokenizer may look further."""
         if not self._is_of_bytes:
             return 0
         found = _TO_LAST_BORDER.match(data.decode("utf-8", errors="surrogateescape"))

@@ -68,13 +68,6 @@ def test_a_call_leaves_its_input_memory_unchanged(kind: str) -> None:
 
 
 @every_kind
-def test_a_full_memory_holds_as_many_numbers_as_said(kind: str) -> None:
-    model = model_of(kind)
-    assert contents(aged(model, 20)[0]).numel() == model.memory_size(7) > 0
-    assert contents(model.zero_memory(1)).numel() == model.memory_size(7)
-
-
-@every_kind
 def test_a_negative_mem_len_and_lanes_that_differ_are_refused(kind: str) -> None:
     model = model_of(kind)
     with pytest.raises(ValueError, match="mem_len is -1"):

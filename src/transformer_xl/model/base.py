@@ -202,11 +202,6 @@ class LanguageModel(nn.Module, ABC):
         """Return what each key weighs to each token, before dropout; a ValueError where there is no attention."""
         raise ValueError(f"{self.config.label} has no attention, and so no weights of it")
 
-    def memory_size(self, mem_len: int) -> int:
-        """Return how many numbers a full memory holds for one lane."""
-        tensors = self.zero_memory(1, mem_len).tensors().values() if mem_len else ()
-        return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
-
     def flops(self, *, batch_size: int, segment_len: int, cluster_shares: Sequence[float]) -> Flops:
         """Count useful operations; `cluster_shares`: of each of `clusters` among the tokens.
 

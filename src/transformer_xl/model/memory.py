@@ -35,7 +35,7 @@ class Memory:
     @property
     def batch_size(self) -> int:
         """Number of lanes."""
-        name, tensor = next(iter(self.tensors().items()))
+        name, tensor = next(iter(self._tensors().items()))
         return tensor.shape[_lane_axis(name)]
 
     def lanes(self, lanes: slice) -> Self:
@@ -45,7 +45,7 @@ class Memory:
     @classmethod
     def join(cls, memories: Sequence[Self]) -> Self:
         """Put the lanes of several memories of one model beside each other, in order."""
-        tensors = [memory.tensors() for memory in memories]
+        tensors = [memory._tensors() for memory in memories]
         return memories[0]._changed(lambda name, _: torch.cat([each[name] for each in tensors], dim=_lane_axis(name)))
 
     def to(self, device: torch.device | str) -> Self:
@@ -59,12 +59,11 @@ class Memory:
         """Return plain containers and tensors, `kind` among them, for a checkpoint."""
         return {"kind": self.kind, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return its tensors by name."""
+    def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
 
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> Self:
-        changed: dict[str, Any] = {name: change(name, tensor) for name, tensor in self.tensors().items()}
+        changed: dict[str, Any] = {name: change(name, tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)
 
 

@@ -171,9 +171,6 @@ class Transformer(LanguageModel):
     With RMSNorm before each half there is a last norm after the layers (none with LayerNorm, as published), and initial
     weights are GPT-2's (Radford et al., 2019): what is added to the hidden states is drawn sqrt(2 L) times smaller, so
     that their sum does not grow with the layers.
-
-    Attributes:
-        position: how positions enter.
     """
 
     config: TransformerConfig

@@ -86,8 +86,8 @@ def test_attention_is_drawn_from_the_predictions_that_see_a_distance(
     distances, segment_len = mem_len + 4, 4
     seen = np.clip((distances - np.arange(distances)) / segment_len, 0, 1)
     found = AttentionByDistance(
-        weight=np.broadcast_to(seen / 100, (layers, 6, distances)),
-        seen=seen,
+        weight_by_distance=np.broadcast_to(seen / 100, (layers, 6, distances)),
+        share_seen=seen,
         memory_share=np.full((layers, 6), 0.3),
         predictions=1000,
     )

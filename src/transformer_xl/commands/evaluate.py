@@ -42,14 +42,7 @@ def main() -> None:
 
 
 def evaluate(call: Call) -> float | None:
-    """Evaluate one model or several.
-
-    Args:
-        call: the command.
-
-    Returns:
-        The loss of the first model's first row, in nats.
-    """
+    """Evaluate one model or several; return the loss of the first one's first row, in nats."""
     settings = call.values(call.compose())
     del settings["recipe"]  # only what conf/data refers to
     config = parse(EvaluateConfig, {"data": None} | settings)

@@ -67,13 +67,7 @@ class Subject:
 
 
 def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: frozenset[str]) -> float:
-    """Evaluate the models that `run=` names; return the loss of the first one's first row, in nats.
-
-    Args:
-        config: of the command.
-        command: the arguments as typed.
-        given: the keys that it names.
-    """
+    """Evaluate the models that `run=` names, by a command as typed; `given` are the keys that it names."""
     models = find_models(config.run, checkpoint=config.checkpoint)
     folder = None
     if len(models) == 1:
@@ -246,12 +240,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Ro
         "loss_by_distance": {"tokens_read": distances.labels.tolist(), **_numbers(distances)},
     }
     if found is not None:
-        record["attention"] = {
-            "weight_by_distance": np.round(found.weight, 9).tolist(),
-            "share_seen": found.seen.tolist(),
-            "memory_share": found.memory_share.tolist(),
-            "predictions": found.predictions,
-        }
+        record["attention"] = {name: np.asarray(value).tolist() for name, value in found._asdict().items()}
     return Row(
         record=record,
         named=named,

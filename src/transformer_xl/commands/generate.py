@@ -33,11 +33,7 @@ def main() -> None:
 
 
 def generate(call: Call) -> None:
-    """Continue each prompt, or chat.
-
-    Args:
-        call: the command.
-    """
+    """Continue each prompt, or chat."""
     config = call.settings(GenerateConfig)
     given = _read_prompts(config)
     # torch takes seconds, which `--help` need not wait for

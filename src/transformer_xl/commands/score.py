@@ -32,11 +32,7 @@ def main() -> None:
 
 
 def score(call: Call) -> None:
-    """Score texts, and print what each cost.
-
-    Args:
-        call: the command.
-    """
+    """Score texts, and print what each cost."""
     config = call.settings(ScoreConfig)
     path = os.path.expanduser(config.texts)
     if config.texts != "-" and (not os.path.exists(path) or os.path.isdir(path)):

@@ -194,14 +194,14 @@ class AttentionByDistance(NamedTuple):
     """What attention weighs, by how many tokens a key lies before the query; 0 is the query's own token.
 
     Attributes:
-        weight: (L, N, D), mean weight over all predictions; sums to 1 over the distances.
-        seen: (D,), share of the predictions that see a key so far back.
+        weight_by_distance: (L, N, D), mean weight over all predictions; sums to 1 over the distances.
+        share_seen: (D,), share of the predictions that see a key so far back.
         memory_share: (L, N), mean weight of all keys from before the segment together.
         predictions: how many the means are taken over.
     """
 
-    weight: NDArray[np.float64]
-    seen: NDArray[np.float64]
+    weight_by_distance: NDArray[np.float64]
+    share_seen: NDArray[np.float64]
     memory_share: NDArray[np.float64]
     predictions: int
 

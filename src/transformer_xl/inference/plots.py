@@ -71,15 +71,15 @@ def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int,
     """
     from matplotlib.figure import Figure
 
-    layers = len(result.weight)
+    layers = len(result.weight_by_distance)
     columns = min(_ATTENTION_COLUMNS, layers)
     rows = math.ceil(layers / columns)
     figure = Figure(figsize=(max(7.0, 3.2 * columns), 2.3 * rows + 0.9), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
-    seen = result.seen[: int(np.flatnonzero(result.seen)[-1]) + 1]
+    seen = result.share_seen[: int(np.flatnonzero(result.share_seen)[-1]) + 1]
     edges = _edges(len(seen))
     distance = _joined(np.arange(len(seen)), edges) / _joined(np.ones(len(seen)), edges)
-    weight = _joined(result.weight[..., : len(seen)], edges) / _joined(seen, edges)
+    weight = _joined(result.weight_by_distance[..., : len(seen)], edges) / _joined(seen, edges)
     for layer, (of_layer, share) in enumerate(zip(weight, result.memory_share, strict=True)):
         panel = panels[layer]
         panel.plot(distance, of_layer.T, color="C0", linewidth=0.7, alpha=0.6)

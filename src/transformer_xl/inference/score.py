@@ -92,15 +92,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, *, unit: Unit, reads_on: bool,
 
 
 class TextScore(NamedTuple):
-    """What a text cost, or several together.
-
-    Attributes:
-        nats: sum of losses.
-        predictions: tokens that were predicted; one less than `tokens` where nothing preceded the first.
-        tokens: of the text.
-        text_bytes: of UTF-8 that they stand for; 0 where they stand for no text.
-        unknown: tokens that are `<unk>`, whatever the text has there.
-    """
+    """What a text cost, or several together; where nothing precedes it, there is a prediction less than tokens."""
 
     nats: float = 0.0
     predictions: int = 0

@@ -40,7 +40,6 @@ class RecallLanes:
         self.predictions = self.batch_size * self.lane_len  # of which about half are counted
 
     def read(self, *, epoch: int, lanes: range, start: int, stop: int) -> Segment:
-        """Read positions [start, stop) of contiguous lanes."""
         assert 0 <= start < stop <= self.lane_len
         keys = self._lane_keys(epoch, lanes=lanes)
         place = np.arange(start, stop + 1, dtype=np.int64) + self._offsets(keys)[:, None]
@@ -111,7 +110,6 @@ class Recall:
         return {"train": self._config.train_tokens, "valid": held_out, "test": held_out}
 
     def lanes(self, split: str, *, batch_size: int, segment_len: int, evaluation: bool) -> RecallLanes:
-        """Lay a split out in lanes of tokens // batch_size; `UserError` for less than a period or a segment each."""
         config, tokens = self._config, self.counts()[split]
         shortest = 2 * config.block_len if evaluation else max(2 * config.block_len, segment_len)
         if tokens // batch_size < shortest:

@@ -58,11 +58,9 @@ class ProgressDisplay(Callback):
         self._shown_step, self._shown_at = 0, -math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Begin to show steps."""
         self._begin(trainer, "step", self._max_steps, first=trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
-        """Show the newest fetched step."""
         latest = self._recorder.latest
         if latest is not None and latest.step != self._shown_step and trainer.is_global_zero:
             self._shown_step = latest.step
@@ -70,12 +68,10 @@ class ProgressDisplay(Callback):
             self._show(latest.step, f"{figures}  {latest.tokens_per_second:,.0f} tokens/s  ")
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Begin to show the batches of a validation."""
         batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
         self._begin(trainer, "validation", int(sum(batches)))
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, *args: Any) -> None:
-        """Show how far it is."""
         self._show(batch.step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -91,23 +87,18 @@ class ProgressDisplay(Callback):
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def on_test_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Begin to show the batches of a test."""
         self._begin(trainer, "test", int(sum(trainer.num_test_batches)))
 
     def on_test_batch_end(self, *args: Any) -> None:
-        """Show how far it is."""
         self.on_validation_batch_end(*args)
 
     def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take the line away."""
         self._end()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take the line away."""
         self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Take the line away."""
         self._phases.clear()
         self._end()
 
@@ -179,12 +170,10 @@ class WeightAverage(Callback):
         self._count += 1
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Put the average in the place of training's weights."""
         if trainer.state.fn == "fit":
             self._evaluation.enter_context(self.in_place(pl_module.model))
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Put training's weights back, to the bit."""
         self._evaluation.close()
 
     @contextmanager
@@ -202,7 +191,6 @@ class WeightAverage(Callback):
         _write(pl_module.model.parameters(), self._average)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the average."""
         if self._count > 0:
             names = [name for name, _ in pl_module.model.named_parameters()]
             weights = dict(zip(names, self._average, strict=True))

@@ -51,7 +51,6 @@ class CheckpointFile(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete a checkpoint."""
         Path(path).unlink(missing_ok=True)
 
 
@@ -168,7 +167,12 @@ class Checkpoints(Callback):
         """Start the clock of `trainer.max_time`, and hold a validation that is due."""
         self._started = time.monotonic()
         if self._validation_due:
-            validate(trainer)
+            # as Lightning does at its own intervals, which skip a step that was saved before
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
             trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -183,15 +187,12 @@ class Checkpoints(Callback):
         self._finish_step(trainer, step, is_due=self._validation_due or step % self._every == 0)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Stop here if asked to."""
         self._stop_if(trainer, agreed(trainer, int(self._signals.received or 0)), step=trainer.global_step)
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Stop here if asked to."""
         self.on_validation_batch_end(trainer, *args)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Save after each validation of a run."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self._validation_due = False
@@ -202,7 +203,6 @@ class Checkpoints(Callback):
         self._finish_step(trainer, trainer.global_step, is_due=True, is_best=is_best)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Save the last step if nothing has yet."""
         if self._saved_step != trainer.global_step:
             self._save(trainer, trainer.global_step, is_best=False)
 
@@ -242,7 +242,6 @@ class Checkpoints(Callback):
             link(self._last, self._best)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Say whose checkpoint it is."""
         checkpoint.update(self._identity)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -260,7 +259,6 @@ class Checkpoints(Callback):
         return {**best, "validation_due": self._validation_due}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
         self.best_score, self._best_step = state_dict["best_score"], state_dict["best_step"]
         self._validation_due = state_dict["validation_due"]
 
@@ -268,12 +266,3 @@ class Checkpoints(Callback):
 def validation_is_due(checkpoint: Mapping[str, Any]) -> bool:
     """Return whether a run that goes on from a checkpoint has to validate before anything else."""
     return bool(checkpoint["callbacks"][Checkpoints.__qualname__].get("validation_due"))
-
-
-def validate(trainer: Trainer) -> None:
-    """Validate within training, as Lightning does at its own intervals, which skip a step that was saved before."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    loop.restarting = False
-    trainer.validating = True
-    loop.run()
-    trainer.training = True

@@ -146,7 +146,6 @@ class LanguageModule(LightningModule):
         return optimizer
 
     def on_train_start(self) -> None:
-        """Set the first learning rate."""
         self._set_lr(self.trainer.global_step + 1)
 
     def _set_lr(self, step: int) -> None:
@@ -227,14 +226,12 @@ class LanguageModule(LightningModule):
     # ---- evaluation
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last evaluation: weights have changed since."""
         self._eval_session, self._eval_loss, self._gain = None, TokenLoss(self.device), None
         if self._memory_gain_tokens and self._is_validation_of_training:
             batches: Any = self.trainer.val_dataloaders
             self._gain = MemoryGain(self._context, batches, max_tokens=self._memory_gain_tokens, device=self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Read one segment of the validation split."""
         nll = self._evaluation_step(batch)
         if self._gain is not None:
             self._gain.add(self.model, batch, nll)
@@ -252,15 +249,12 @@ class LanguageModule(LightningModule):
         return not self.trainer.sanity_checking and self.trainer.state.fn == "fit"
 
     def on_test_epoch_start(self) -> None:
-        """Forget the last evaluation: weights have changed since."""
         self._eval_session, self._eval_loss = None, TokenLoss(self.device)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Read one segment of the test split."""
         self._evaluation_step(batch)
 
     def on_test_epoch_end(self) -> None:
-        """Compute the test loss over all processes."""
         self._end_evaluation(metrics.TEST)
 
     def _evaluation_step(self, batch: Batch) -> Tensor:

@@ -98,7 +98,6 @@ class Recorder(Callback):
             self._peak_flops = None if known is None else float(known * trainer.world_size)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Batch, batch_idx: int) -> None:
-        """Start the clock."""
         if self._since is None:
             self._since = time.perf_counter()
 
@@ -111,23 +110,19 @@ class Recorder(Callback):
             self.flush(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write what came before, and stop the clock."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             self.flush(trainer)
         self._since = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write the validation loss, and what memory gave."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             gain = {} if pl_module.memory_gain is None else {metrics.MEMORY_GAIN: pl_module.memory_gain}
             self._record_score(trainer, pl_module, metrics.VALIDATION, gain)
 
     def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write the test loss."""
         self._record_score(trainer, pl_module, metrics.TEST, {})
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write what is left."""
         self.flush(trainer)
 
     def prepare_checkpoint(self, trainer: Trainer) -> None:
@@ -229,7 +224,6 @@ class Recorder(Callback):
         return {"clipped": self._clipped}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
         self._clipped = state_dict["clipped"]
 
 

@@ -43,14 +43,12 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        """Take over the signals."""
         if threading.current_thread() is threading.main_thread():
             heard = [number for number in EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
             self._previous = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give the signals back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -260,9 +260,7 @@ def load_vocabulary(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         data = json.loads(Path(path).read_bytes())
         return tokenizer_from_json(data if isinstance(data, dict) else {})
-    except OSError as error:
-        raise UserError(f"the vocabulary {os.fspath(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{os.fspath(path)!r} is not a vocabulary that this program wrote: {error}") from error
 
 

@@ -125,7 +125,7 @@ def test_inspect_counts_what_is_there(capsys: pytest.CaptureFixture[str]) -> Non
         capsys, "inspect", *TOKENS, *shares, "data.segment_len=8", "data.end_of_document=false", "eval.batch_size=1"
     )
     assert "data     tokens\n" in output
-    assert re.search(r"source   1 files, [\d,]+ bytes, sha256 [0-9a-f]{64}\n", output)
+    assert re.search(r"source   1 file, [\d,]+ bytes, sha256 [0-9a-f]{64}\n", output)
     assert "vocab    symbol, 9 symbols, not sorted by frequency\n" in output
     assert f"folder   {cache().absolute()}\n" in output
     assert sum(map(int, row(output, "tokens"))) == 160

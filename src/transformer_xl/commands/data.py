@@ -74,7 +74,8 @@ def _run(words: list[str]) -> int:
 def _inspect(corpus: Corpus, config: Config) -> None:
     splits, vocabulary, fingerprint = corpus.sidecar["splits"], corpus.vocabulary, corpus.fingerprint
     print(f"data     {corpus.name}{beside_scores(corpus)}")
-    print(f"source   {fingerprint.files:,} files, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256}")
+    files = "1 file" if fingerprint.files == 1 else f"{fingerprint.files:,} files"
+    print(f"source   {files}, {fingerprint.bytes:,} bytes, sha256 {fingerprint.sha256}")
     order = "sorted by frequency" if vocabulary.by_frequency else "not sorted by frequency"
     print(f"vocab    {vocabulary.kind}, {vocabulary.size:,} symbols, {order}")
     rows = [["tokens", *(f"{tokens:,}" for tokens in corpus.counts().values())]]

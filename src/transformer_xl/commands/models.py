@@ -48,12 +48,8 @@ class LoadedModel(NamedTuple):
 class NamedModel:
     """A model, as a command names it.
 
-    Attributes:
-        name: for tables: as short as tells it from the others; a sweep's job by what it varies.
-        path: what `load_model` takes.
-        run: the folder of its run; None: it comes from none.
-        checkpoint: which of the run's; empty: it comes from none.
-        settings: what the run's `config.yaml` holds, as plain containers.
+    `name` is as short as tells it from others, `path` what `load_model` takes. Of a model that comes from a run,
+    `run` is its folder, `checkpoint` the one that is meant, and `settings` what its `config.yaml` holds.
     """
 
     name: str

@@ -213,14 +213,7 @@ def attention_by_distance(
     """Read a split with the model's own memory, and average attention's weights by distance.
 
     Of the lanes only the first are read, so few that most predictions have a full memory. Letters: L layers, N heads,
-    M memory slots, D = M + T distances from 0 on.
-
-    Args:
-        model: in evaluation mode, with attention.
-        source: the split's lanes.
-        context: how to read; windows (`stride`) see no memory.
-        max_tokens: stop after the segment by which this many predictions are counted.
-        autocast: gives the context in which the model is called.
+    M memory slots, D = M + T distances from 0 on. Arguments as in `read_split`.
     """
     device = next(model.parameters()).device
     segment_len, mem_len = context.segment_len, (context.mem_len or 0) if context.stride is None else 0

@@ -61,14 +61,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, *, unit: Unit, reads_on: bool,
     A vocabulary of words writes its symbol for every line end, the last one too: a text that lacks it is closed, as a
     corpus is. A document ends with `<eod>`, where the vocabulary has it. Beyond that, the line end that parts a text
     from the next one belongs to it only where they read on from each other; alone, a text of nothing but blanks has no
-    symbols of words.
-
-    Args:
-        tokenizer: of the model.
-        text: see `read_texts`.
-        unit: what one text is.
-        reads_on: whether each text but the first goes on from the one before.
-        has_line_ends: whether line ends are symbols of the corpus, where its vocabulary has them; text8 has none.
+    symbols of words. `has_line_ends` says whether line ends are symbols of the corpus at all; in text8 they are not.
 
     Raises:
         UserError: the vocabulary cannot encode it; naming the line.

@@ -138,7 +138,7 @@ def test_a_job_whose_time_is_up_is_requeued_and_goes_on_until_it_is_finished(que
     folder = queue.folder / "outputs" / "long"
     process = queue.start(*command)
     log = folder / "metrics.jsonl"
-    wait_until(lambda: log.exists() and log.read_text().count("train/loss") > 20, unless_ended=process)
+    wait_until(lambda: log.exists() and log.read_text().count("train/loss") > 20)
     queue.send(signal.SIGUSR1)
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
@@ -170,7 +170,7 @@ def test_a_task_of_an_array_is_requeued_alone(queue: Queue, text_file: Path) -> 
         SLURM_ARRAY_TASK_ID="7",
     )
     log = queue.folder / "outputs" / "task" / "metrics.jsonl"
-    wait_until(lambda: log.exists() and "train/loss" in log.read_text(), unless_ended=process)
+    wait_until(lambda: log.exists() and "train/loss" in log.read_text())
     queue.send(signal.SIGUSR1)
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -95,39 +94,6 @@ def nearest(name: str, known: list[str]) -> str:
 
 loaded: dict[str, str] = {}
 """Plugin, as it was named -> sha256 of its file."""
-
-
-def take_plugins(arguments: Sequence[str]) -> list[str]:
-    """Import what `plugins=[FILE,MODULE]` among a command's arguments names; return the other arguments.
-
-    Raises:
-        UserError: there is no such file or module, or another module has the file's name.
-    """
-    given = [argument.removeprefix("plugins=") for argument in arguments if argument.startswith("plugins=")]
-    for plugin in ",".join(given).replace("[", "").replace("]", "").split(","):
-        if plugin.strip():
-            _load(plugin.strip())
-    return [argument for argument in arguments if not argument.startswith("plugins=")]
-
-
-def _load(plugin: str) -> None:
-    """Import a module, or a file by its name, whose folder comes to the path's end, for further processes too."""
-    path, is_file = Path(os.path.expanduser(plugin)).absolute(), plugin.endswith(".py")
-    name = path.stem if is_file else plugin
-    if is_file and not path.is_file():
-        raise UserError(f"plugins={plugin} names no file")
-    if is_file and str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    try:
-        module = import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise UserError(f"plugins={plugin} names no module, and no file: files end with .py") from error
-    source = Path(str(module.__file__))
-    if is_file and source.resolve() != path.resolve():
-        raise UserError(f"plugins={plugin}: another module is called {name} ({source}): rename the file")
-    loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def checksum(entry: Entry) -> str | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,13 +150,46 @@ class Call:
         return str(template).format(**shown, config=OmegaConf.to_yaml(composed, resolve="{config}" in template))
 
 
+def take_plugins(arguments: Sequence[str]) -> list[str]:
+    """Import what `plugins=[FILE,MODULE]` among a command's arguments names; return the other arguments.
+
+    Raises:
+        UserError: there is no such file or module, or another module has the file's name.
+    """
+    given = [argument.removeprefix("plugins=") for argument in arguments if argument.startswith("plugins=")]
+    for plugin in ",".join(given).replace("[", "").replace("]", "").split(","):
+        if plugin.strip():
+            _load(plugin.strip())
+    return [argument for argument in arguments if not argument.startswith("plugins=")]
+
+
+def _load(plugin: str) -> None:
+    """Import a module, or a file by its name, whose folder comes to the path's end, for further processes too."""
+    path, is_file = Path(os.path.expanduser(plugin)).absolute(), plugin.endswith(".py")
+    name = path.stem if is_file else plugin
+    if is_file and not path.is_file():
+        raise UserError(f"plugins={plugin} names no file")
+    if is_file and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise UserError(f"plugins={plugin} names no module, and no file: files end with .py") from error
+    source = Path(str(module.__file__))
+    if is_file and source.resolve() != path.resolve():
+        raise UserError(f"plugins={plugin}: another module is called {name} ({source}): rename the file")
+    registry.loaded[plugin] = hashlib.sha256(source.read_bytes()).hexdigest()
+
+
 def read(name: str, command: Sequence[str]) -> Call:
     """Read a command line, the program first, and import its plugins.
 
     Raises:
         UserError: a plugin is not there, or a word is no setting.
     """
-    words = [re.sub(r"^--(?=\w+\.|seed=|name=)", "", word) for word in registry.take_plugins(command[1:])]  # of agents
+    words = [re.sub(r"^--(?=\w+\.|seed=|name=)", "", word) for word in take_plugins(command[1:])]  # of agents
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", dest="shows", action="store_const", const="help")

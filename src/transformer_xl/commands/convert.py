@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl import registry
 from transformer_xl.commands import cli
+from transformer_xl.commands.call import take_plugins
 from transformer_xl.errors import UserError
 
 
@@ -36,7 +36,7 @@ def _convert(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--to", choices=("native", "transformers"), default="native", help="the format; default: native"
     )
-    options = parser.parse_args(registry.take_plugins(arguments))
+    options = parser.parse_args(take_plugins(arguments))
     target = Path(os.path.expanduser(options.target))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} exists, and must be a new or empty folder")

@@ -29,8 +29,9 @@ from transformer_xl.inference.generate import Session, supports_unequal
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model.compiled import compiled_nll
 from transformer_xl.model.embedding import kept_cutoffs
-from transformer_xl.model.transformer import Transformer, compiled_nll
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
 from transformer_xl.run_length import RunLength
 from transformer_xl.settings import plain, replace

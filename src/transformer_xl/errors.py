@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -64,32 +64,9 @@ def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]
         raise
 
 
-@contextmanager
-def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterator[None]:
-    """Hold the lock file `path`, which one process of this machine has at a time and a killed one gives back.
-
-    `announce` is called with `waiting` if another process has it. Where the file system has no locks, all may go on.
-    """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    with suppress(NotImplementedError):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            announce(waiting)
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def program(command: str) -> str:
-    """Return how a command is started, in the form in which this process was: `python train.py`, `txl-train`, ..."""
+    """Return how a command is started, in the form in which this process was: `python train.py` or `txl-train`."""
     started = Path(sys.argv[0])
     if started.name.startswith("txl-"):
         return f"txl-{command}"
-    if started.parent.name == "commands":
-        return f"python -m transformer_xl.commands.{command}"
     return f"python {command}.py"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from transformer_xl.registry import lookup
-from transformer_xl.settings import Length, Settings, Share, Width, by_kind, parse
+from transformer_xl.settings import Length, Settings, Share, Width, by_kind
 
 
 class ModelConfig(Settings):
@@ -87,16 +87,3 @@ class RecurrentConfig(ModelConfig):
 
 
 Model = Annotated[ModelConfig, by_kind("model", ModelConfig)]
-
-
-class _Holder(Settings):
-    model: Model
-
-
-def parse_model(value: Any) -> ModelConfig:
-    """Turn plain containers into the settings of the network that their `kind` names.
-
-    Raises:
-        UserError: a setting is unknown, missing, or cannot work.
-    """
-    return parse(_Holder, {"model": value}).model

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transformer_xl.errors import UserError
@@ -83,7 +80,12 @@ def names(kind: str) -> list[str]:
 
 def outside(kind: str) -> list[Entry]:
     """Return the parts of a kind that did not come with this package."""
-    return [entry for entry in _entries[kind].values() if not entry.factory.__module__.startswith("transformer_xl.")]
+    return [entry for entry in _entries[kind].values() if is_outside(entry)]
+
+
+def is_outside(entry: Entry) -> bool:
+    """Return whether a part did not come with this package."""
+    return not entry.factory.__module__.startswith("transformer_xl.")
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -94,13 +96,6 @@ def nearest(name: str, known: list[str]) -> str:
 
 loaded: dict[str, str] = {}
 """Plugin, as it was named -> sha256 of its file."""
-
-
-def checksum(entry: Entry) -> str | None:
-    """Return the checksum of the file that an outside part comes from; None for a shipped part."""
-    module = entry.factory.__module__
-    source = None if module.startswith("transformer_xl.") else getattr(sys.modules.get(module), "__file__", None)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None
 
 
 def _origin(factory: Callable[..., Any]) -> str:

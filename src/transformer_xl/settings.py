@@ -83,6 +83,12 @@ def parse(cls: type[S], value: object, key: str = "") -> S:
         raise UserError("; ".join(_problems(error, cls, value, key))) from error
 
 
+def parse_kind(part: str, value: object) -> Any:
+    """Turn plain containers into the settings of the part that their `kind` names, as `parse` does."""
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    return parse(lookup(part, str(kind)).config or Settings, value, part)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a YAML file as plain containers; `UserError` where it is damaged."""
     try:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.benchmarks.gpu_works import Setting, random_ids
 from transformer_xl.model.attention import AttentionMask, Distances, attention_mask, plain_attention
 from transformer_xl.model.base import make_model
+from transformer_xl.model.compiled import compiled_nll
 from transformer_xl.model.kernels import ATTENTION
-from transformer_xl.model.transformer import Transformer, compiled_nll
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import replace
 
 LANES = 2

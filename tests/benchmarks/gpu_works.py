@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from tests.benchmarks.works import settings
 from transformer_xl.model.base import LanguageModel, make_model
+from transformer_xl.model.compiled import compiled_nll
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer import Transformer, compiled_nll
-from transformer_xl.model_config import TransformerConfig, parse_model
+from transformer_xl.model.transformer import Transformer
+from transformer_xl.model_config import TransformerConfig
+from transformer_xl.settings import parse_kind
 
 VOCABULARY = {"txl_base_nvidia": 267_735, "txl_base": 267_735, "txl_char_base": 204}
 """Tokens of WikiText-103 and of enwik8."""
@@ -49,7 +51,7 @@ class Setting:
         if self.toy:
             width = 5 if values["d_head"] % 8 else 8
             values |= TOY | {"d_head": width, "cutoffs": TOY_CUTOFFS if values["cutoffs"] else []}
-        config = parse_model(values)
+        config = parse_kind("model", values)
         assert isinstance(config, TransformerConfig)
         return config
 

@@ -18,7 +18,7 @@ from tests.benchmarks.rows import ROWS
 from tests.benchmarks.tables import comparison
 from tests.benchmarks.works import Request, model_settings, work
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model_config import parse_model
+from transformer_xl.settings import parse_kind
 
 V = 32
 
@@ -38,7 +38,7 @@ def toy(task: str, name: str = "txl_char_base", **changes: Any) -> Request:
 def made(ours: ModuleType, request: Request) -> tuple[Any, LanguageModel]:
     """Return a work, and the model that it began with."""
     torch.manual_seed(request["seed"])
-    reference = make_model(parse_model(request["model"]), vocab_size=request["vocab_size"])
+    reference = make_model(parse_kind("model", request["model"]), vocab_size=request["vocab_size"])
     torch.manual_seed(request["seed"])
     return ours.make_work(request), reference
 
@@ -98,7 +98,9 @@ def test_streaming_has_the_losses_of_one_pass(ours: ModuleType, monkeypatch: pyt
 def test_generation_makes_the_likeliest_tokens_of_one_pass(ours: ModuleType) -> None:
     side, model = made(ours, toy("generation", mem_len=40))
     torch.manual_seed(1111)
-    make_model(parse_model(toy("generation", mem_len=40)["model"]), vocab_size=V)  # the text is drawn after the weights
+    make_model(
+        parse_kind("model", toy("generation", mem_len=40)["model"]), vocab_size=V
+    )  # the text is drawn after the weights
     text = ours.Generation.__init__.__globals__["Text"](toy("generation"))
     read = torch.cat([text.segment(5)[0] for _ in range(8)], dim=1)
     memory = model.eval().empty_memory(batch_size=1, mem_len=60)

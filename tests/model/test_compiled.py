@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import random_tokens
 from transformer_xl.model.base import LanguageModel, TokenLosses
+from transformer_xl.model.compiled import compiled_nll
 from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.transformer import compiled_nll
 
 B, T, M = 2, 5, 7
 STEPS = 4

@@ -15,8 +15,8 @@ from tests.model.kinds import joined
 from tests.model.tiny import V, assert_equal_to, cut, random_tokens, read
 from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import memory_from_state_dict
-from transformer_xl.model_config import ModelConfig, parse_model
-from transformer_xl.settings import plain
+from transformer_xl.model_config import ModelConfig
+from transformer_xl.settings import parse_kind, plain
 
 PARTS = Path(__file__).parents[2] / "examples" / "parts"
 
@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         values = {name: value for name, value in values.items() if name in ModelConfig.model_fields}
         values["kind"] = request.param
     torch.manual_seed(0)
-    return make_model(parse_model(values), vocab_size=V).double().eval()
+    return make_model(parse_kind("model", values), vocab_size=V).double().eval()
 
 
 def test_cuts_sessions_memories_and_gradients_are_as_of_the_shipped_ones(model: Any) -> None:

@@ -11,8 +11,7 @@ import torch
 
 from transformer_xl.commands.compose import compose
 from transformer_xl.model.base import make_model
-from transformer_xl.model_config import parse_model
-from transformer_xl.settings import plain
+from transformer_xl.settings import parse_kind, plain
 
 CONF = Path(__file__).parents[2] / "conf"
 ENWIK8, TEXT8, BYTES = 204, 27, 256
@@ -82,7 +81,7 @@ def read(group: str, name: str) -> dict[str, Any]:
 
 
 def parameters(name: str, vocab_size: int) -> int:
-    config = parse_model(read("model", name))
+    config = parse_kind("model", read("model", name))
     with torch.device("meta"):
         model = make_model(config, vocab_size=vocab_size)
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -10,8 +10,8 @@ from transformer_xl.training.metrics import TokenLoss
 def loss_of(*batches: tuple[list[float], list[int]]) -> tuple[float, int]:
     loss = TokenLoss(torch.device("cpu"))
     for nll, targets in batches:
-        loss.add(torch.tensor([nll]), torch.tensor([targets]))
-    return loss.score()
+        loss.update(torch.tensor([nll]), torch.tensor([targets]))
+    return loss.compute()
 
 
 def test_a_mean_weighs_counted_tokens_not_batches() -> None:

@@ -26,10 +26,11 @@ from transformer_xl.commands.evaluation_rows import Row, draw, print_rows
 from transformer_xl.commands.models import OUTPUTS, LoadedModel, NamedModel, find_models
 from transformer_xl.config import EvalConfig, LoggerConfig, RecipeConfig, WandbConfig, reading_problems
 from transformer_xl.data.build import open_corpus
+from transformer_xl.data.files import locked
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
 from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import Data, DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
-from transformer_xl.errors import UserError, atomic_write, locked
+from transformer_xl.errors import UserError, atomic_write
 from transformer_xl.inference import evaluate
 from transformer_xl.init_from import fitting
 from transformer_xl.interop.native import naming

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -32,7 +33,7 @@ from transformer_xl.data.corpus import (
     write_sidecar,
 )
 from transformer_xl.data.documents import Encoder, Flat, learning_parts, split_documents
-from transformer_xl.data.files import Source, Sources
+from transformer_xl.data.files import Source, Sources, locked
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data.subwords import load_pretrained, local_path
 from transformer_xl.data.text import read_text
@@ -40,7 +41,7 @@ from transformer_xl.data.token_ids import read_ids
 from transformer_xl.data.tokenizer import LearnSettings, Part, Tokenizer, load_vocabulary
 from transformer_xl.data.words import SentenceTokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, StoredConfig, TokensConfig
-from transformer_xl.errors import UserError, locked, naming_file
+from transformer_xl.errors import UserError, naming_file
 from transformer_xl.settings import plain
 
 _NOT_OF_THE_TOKENS = {*DataConfig.model_fields} - {"kind"} | {
@@ -111,7 +112,8 @@ def _key(config: StoredConfig, sources: Sources, given: Tokenizer | None, extend
         cls, local = _tokenizer_class(config), local_path(config.tokenizer)
         key["tokenizer"] = cls.kind if cls else file_sha256(local) if local else config.tokenizer
         entries += [registry.lookup("tokenizer", cls.kind)] if cls else []
-    checksums = [checksum for checksum in map(registry.checksum, entries) if checksum]
+    modules = [sys.modules.get(entry.factory.__module__) for entry in entries if registry.is_outside(entry)]
+    checksums = [file_sha256(Path(module.__file__)) for module in modules if module and module.__file__]
     return key | ({"plugins": checksums} if checksums else {})
 
 

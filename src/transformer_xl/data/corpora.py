@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl import hub, registry
-from transformer_xl.data.files import Cut, Source, Sources, describe, walk
+from transformer_xl.data.files import Cut, Source, Sources, describe, locked, walk
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data_config import PublishedConfig, StdlibConfig
-from transformer_xl.errors import UserError, first_line, locked
+from transformer_xl.errors import UserError, first_line
 
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _TIMEOUTS_S = (10.0, 60.0)

@@ -6,11 +6,14 @@ import lzma
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal, NamedTuple
+
+from filelock import FileLock, Timeout
 
 from transformer_xl.data.lanes import SPLITS
 from transformer_xl.data_config import TextConfig, TokensConfig
@@ -240,3 +243,22 @@ def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
         data = stream.unused_data.lstrip(b"\0")
         while not data and (data := file.read(CHUNK_BYTES)):  # zeros may stand between streams and at the end
             data = data.lstrip(b"\0")
+
+
+@contextmanager
+def locked(path: Path, announce: Callable[[str], None], waiting: str) -> Iterator[None]:
+    """Hold the lock file `path`, which one process of this machine has at a time and a killed one gives back.
+
+    `announce` is called with `waiting` if another process has it. Where the file system has no locks, all may go on.
+    """
+    lock = FileLock(path)
+    with suppress(NotImplementedError):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            announce(waiting)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

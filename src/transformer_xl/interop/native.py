@@ -22,8 +22,8 @@ from torch import Tensor
 from transformer_xl.data.tokenizer import Tokenizer, tokenizer_from_json
 from transformer_xl.errors import DamagedError, UserError, atomic_write, first_line
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model_config import ModelConfig, parse_model
-from transformer_xl.settings import plain, replace
+from transformer_xl.model_config import ModelConfig
+from transformer_xl.settings import parse_kind, plain, replace
 
 CHECKPOINT_FORMAT = 3
 _READABLE_FORMATS = (2, 3)
@@ -131,7 +131,8 @@ def parse_saved_model(value: Any) -> ModelConfig:
             **{name: setting for name, setting in value.items() if name != own},
             "kind": "transformer",
         }
-    return parse_model(value)
+    config: ModelConfig = parse_kind("model", value)
+    return config
 
 
 def from_checkpoint(path: Path, contents: Any) -> LanguageModel:

@@ -30,7 +30,8 @@ from transformer_xl.interop.native import (
     write_vocabulary,
 )
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model_config import TransformerConfig, parse_model
+from transformer_xl.model_config import TransformerConfig
+from transformer_xl.settings import parse_kind
 
 MODEL_TYPE = "transfo-xl"
 _SAME = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val", "cutoffs", "mem_len", "same_length")
@@ -121,7 +122,8 @@ def _config(values: Mapping[str, Any]) -> TransformerConfig:
     if missing := [name for name in _NEEDED if name not in values]:
         raise UserError(f"it lacks {', '.join(missing)}")
     clusters = len(values["cutoffs"]) + 1
-    return parse_model(  # type: ignore[return-value]
+    config: TransformerConfig = parse_kind(
+        "model",
         {
             "kind": "transformer",
             "position": {"kind": "relative"},
@@ -135,8 +137,9 @@ def _config(values: Mapping[str, Any]) -> TransformerConfig:
             "tie_weights": values.get("tie_word_embeddings", values.get("tie_weight", True)),
             "tie_projs": [*values["tie_projs"], *[False] * (clusters - len(values["tie_projs"]))],
             "clamp_len": None if values["clamp_len"] in (-1, 0) else values["clamp_len"],
-        }
+        },
     )
+    return config
 
 
 def _to_native(

@@ -5,7 +5,6 @@ Letters: L layers, B lanes, T tokens, M memory slots, S = M + T keys, D width, N
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
@@ -20,7 +19,6 @@ from transformer_xl.model.base import (
     Flops,
     LanguageModel,
     ModelOutput,
-    TokenLosses,
     check_lanes,
     make_dropout,
     of_kind,
@@ -307,25 +305,3 @@ class Transformer(LanguageModel):
         if hasattr(self.layers[0].attention, "position"):  # the distances' projections: once, and not of each token
             layer += 2 * (mem_len + segment_len - tokens) * config.d_model * heads
         return Flops(of_matrices.forward + config.n_layer * layer, config.n_layer * of_memory)
-
-
-def compiled_nll(
-    model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]
-) -> Callable[..., TokenLosses]:
-    """Return the model's `nll` for training, by layers that `torch.compile` has translated.
-
-    A layer at a time and of fixed shapes: all of them share one graph, which takes a fraction of the time to compile
-    that the whole network would, and what makes the host wait or has other shapes in each step (an adaptive softmax)
-    stays outside of it. Segments of another length, as the last of an epoch, are read by the model itself. The memory
-    that comes out has all its slots.
-    """
-    reader = copy.copy(model)
-    reader._run_layer = torch.compile(DecoderLayer.forward, backend=backend, dynamic=False)
-
-    def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> TokenLosses:
-        if tokens_BT.shape[1] != segment_len:
-            return model.nll(tokens_BT, targets_BT, memory, resets_BT)
-        memory = of_kind(HiddenMemory, memory).with_slots(memory.mem_len)
-        return reader.nll(tokens_BT, targets_BT, memory, resets_BT)
-
-    return nll

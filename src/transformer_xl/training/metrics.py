@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from transformer_xl.data.lanes import NOT_COUNTED, lanes_that_fill_memory
 from transformer_xl.data.stream import Batch, EvalStream
@@ -31,22 +32,24 @@ STEP_AXIS = "trainer/global_step"
 TOKEN_AXIS = "tokens"
 
 
-class TokenLoss:
-    """Mean loss over tokens, whatever the sizes of the batches; sums are kept on the device, in float64."""
+class TokenLoss(Metric):
+    """Mean loss over the tokens of all batches and processes; sums are kept on the device, in float64."""
+
+    sums: Tensor  # of losses and of tokens
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses and of tokens
+        super().__init__()
+        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.to(device)
 
-    def add(self, nll: Tensor, targets: Tensor) -> None:
+    def update(self, nll: Tensor, targets: Tensor) -> None:
         """Add the losses (B, T) of a batch, in nats; they are 0 where the target does not count."""
         tokens = (targets != NOT_COUNTED).sum(dtype=torch.float64)
-        self._sums = self._sums + torch.stack([nll.sum(dtype=torch.float64), tokens])
+        self.sums = self.sums + torch.stack([nll.sum(dtype=torch.float64), tokens])
 
-    def score(self) -> Score:
-        """Return the mean loss over all processes, each of which calls this once."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self._sums)
-        nll_sum, tokens = self._sums.tolist()
+    def compute(self) -> Score:
+        """Return the mean loss; NaN over no tokens."""
+        nll_sum, tokens = self.sums.tolist()
         return Score(nll_sum / tokens if tokens else math.nan, int(tokens))
 
 
@@ -81,15 +84,16 @@ class MemoryGain:
             return
         self._is_measured = batch.step > 1  # the first one has no memory
         if self._lanes == 0:
+            self._loss.update(nll[:0], batch.targets_BT[:0])
             return
         if self._session is None:
             self._session = stream(
                 model, batch_size=self._lanes, mem_len=0, clamp_len=self._context.clamp_len, same_length=False
             )
         tokens, targets, resets = (tensor[: self._lanes] for tensor in batch[:3])
-        self._loss.add(self._session.nll(tokens, targets, resets) - nll[: self._lanes], targets)
+        self._loss.update(self._session.nll(tokens, targets, resets) - nll[: self._lanes], targets)
 
     def gain(self) -> float | None:
         """Return the gain over all processes; None where no second segment was read, and so no memory."""
-        score = self._loss.score() if self._is_measured else None
+        score = self._loss.compute() if self._is_measured else None
         return score.loss if score is not None and score.tokens else None

@@ -19,9 +19,8 @@ from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
 from transformer_xl.model.memory import Memory, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
-from transformer_xl.registry import lookup
 from transformer_xl.scores import Score
-from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse, plain
+from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse_kind, plain
 from transformer_xl.training import metrics
 from transformer_xl.training.metrics import MemoryGain, TokenLoss
 from transformer_xl.training.optim import Schedule, clip_by_norm, make_optimizer, make_schedule, parameter_groups
@@ -89,7 +88,7 @@ class LanguageModule(LightningModule):
         if not isinstance(model, LanguageModel):
             model = make_model(_settings("model", model["config"]), vocab_size=model["vocab_size"])
         if evaluation is None:
-            evaluation = Context(1, mem_len=model.mem_len, clamp_len=model.clamp_len, same_length=model.same_length)
+            evaluation = model.own_context(segment_len=1)
         self.model: LanguageModel = model
         self._optimizer, self._schedule = _settings("optimizer", optimizer), _settings("scheduler", schedule)
         self._context = evaluation if isinstance(evaluation, Context) else Context(**evaluation)
@@ -259,19 +258,13 @@ class LanguageModule(LightningModule):
 
     def _evaluation_step(self, batch: Batch) -> Tensor:
         if self._eval_session is None:
-            self._eval_session = stream(
-                self.model,
-                batch_size=len(batch.tokens_BT),
-                mem_len=self._context.mem_len,
-                clamp_len=self._context.clamp_len,
-                same_length=self._context.same_length,
-            )
+            self._eval_session = stream(self.model, batch_size=len(batch.tokens_BT), **self._context.lengths)
         nll = self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
-        self._eval_loss.add(nll, batch.targets_BT)
+        self._eval_loss.update(nll, batch.targets_BT)
         return nll
 
     def _end_evaluation(self, stage: str) -> Score:
-        score = self.scores[stage] = self._eval_loss.score()
+        score = self.scores[stage] = self._eval_loss.compute()
         self._eval_session = None
         figures = {metrics.LOSS: score.loss}
         datamodule = getattr(self.trainer, "datamodule", None)
@@ -312,13 +305,9 @@ class LanguageModule(LightningModule):
         self._train_memory = {}
 
 
-def _settings(kind: str, value: Any) -> Any:
+def _settings(part: str, value: Any) -> Any:
     """Return the settings that a mapping stands for; what is no mapping as it is."""
-    if not isinstance(value, Mapping):
-        return value
-    cls = lookup(kind, str(value.get("kind"))).config
-    assert cls is not None
-    return parse(cls, value, kind)
+    return parse_kind(part, value) if isinstance(value, Mapping) else value
 
 
 def _packed(memory: Memory) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from transformer_xl.model.base import make_model
 from transformer_xl.model.streaming import stream
-from transformer_xl.model_config import parse_model
 from transformer_xl.processes import keep_freed_memory
+from transformer_xl.settings import parse_kind
 
 
 def make_work(request: dict[str, Any]) -> Work:
     """Build and warm what a request describes."""
-    model = make_model(parse_model(request["model"]), vocab_size=request["vocab_size"])
+    model = make_model(parse_kind("model", request["model"]), vocab_size=request["vocab_size"])
     if request["task"] == "training":
         memory = model.train().empty_memory(batch_size=request["batch_size"])
 

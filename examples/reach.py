@@ -40,8 +40,7 @@ def oldest_tokens(seen: np.ndarray) -> np.ndarray:
     return np.stack(oldest[1:])
 
 
-def main() -> None:
-    """Measure and print."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run folder, checkpoint or model folder")
     parser.add_argument("--segment-len", type=int, default=32)
@@ -51,11 +50,6 @@ def main() -> None:
     model = txl.load_model(asked.run).double()
     model = model.with_context(clamp_len=model.clamp_len, same_length=asked.same_length or model.same_length)
     mem_len = model.mem_len if asked.mem_len is None else asked.mem_len
-    seen = seen_keys(model, segment_len=asked.segment_len, mem_len=mem_len)
-    oldest = oldest_tokens(seen)
+    oldest = oldest_tokens(seen_keys(model, segment_len=asked.segment_len, mem_len=mem_len))
     for layer, of_layer in enumerate(oldest, start=1):
-        print(f"layer {layer}: {int((np.arange(seen.shape[1]) - of_layer).max()):,} tokens back")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"layer {layer}: {(np.arange(len(of_layer)) - of_layer).max():,} tokens back")

@@ -60,8 +60,7 @@ def effective_length(gains: np.ndarray, lengths: list[int], threshold: float) ->
     return str(lengths[small[0]]) if len(small) else f">= {lengths[-1]}"
 
 
-def main() -> None:
-    """Measure and print."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("run", type=Path, nargs="+", help="run folders or models of one vocabulary")
@@ -86,7 +85,3 @@ def main() -> None:
             length = effective_length(of_model, asked.lengths, asked.threshold)
             table.add_row(str(run), f"{share:g}", length, *(f"{gain:.1%}" for gain in of_model))
     Console().print(f"{len(places):,} predictions; columns: perplexity gained over the context before", table)
-
-
-if __name__ == "__main__":
-    main()

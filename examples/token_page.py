@@ -27,11 +27,9 @@ PAGE = """<!DOCTYPE html>
 def losses(model: torch.nn.Module, ids: list[int], *, segment_len: int, mem_len: int | None) -> list[float]:
     """Return the loss of every token but the first, in nats."""
     session = txl.stream(model, batch_size=1, mem_len=mem_len)
-    tokens, found = torch.tensor([ids]), []
-    for start in range(0, len(ids) - 1, segment_len):
-        stop = min(start + segment_len, len(ids) - 1)
-        found += session.nll(tokens[:, start:stop], tokens[:, start + 1 : stop + 1])[0].tolist()
-    return found
+    tokens = torch.tensor([ids])
+    read = zip(tokens[:, :-1].split(segment_len, 1), tokens[:, 1:].split(segment_len, 1), strict=True)
+    return [cost for inputs, targets in read for cost in session.nll(inputs, targets)[0].tolist()]
 
 
 def pieces(vocabulary, ids: list[int]) -> Iterator[tuple[str, list[int]]]:
@@ -52,28 +50,21 @@ def span(text: str, symbols: list[str], costs: list[float | None]) -> str:
     name = f"n{sum(sum(known) >= step for step in STEPS)}" if known else "u"
     told = ("not predicted" if cost is None else f"{cost:.3f} nats" for cost in costs)
     tip = "\n".join(f"{symbol}: {words}" for symbol, words in zip(symbols, told, strict=True))
-    return f'<span class="{name}" title="{html.escape(tip)}">{html.escape(visible(text))}</span>'
+    written = html.escape(text).replace("\n", "\u21b5\n")
+    return f'<span class="{name}" title="{html.escape(tip)}">{written}</span>'
 
 
-def visible(text: str) -> str:
-    """Write characters that would not be seen, or would change the order of what is, by their codes."""
-    seen = (char if char.isprintable() or char in "\n\t\u200c\u200d" else f"\u27e8{ord(char):X}\u27e9" for char in text)
-    return "".join(seen).replace("\n", "\u21b5\n")
-
-
-def main() -> None:
-    """Read the text, and write the page."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("text", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--segment-len", type=int, default=128)
     parser.add_argument("--mem-len", type=int, help="default: the model's own")
-    parser.add_argument("--tokens", type=int, default=20_000, help="so many of the text's first tokens")
     asked = parser.parse_args()
     model = txl.load_model(asked.run)
     vocabulary = model.vocabulary
-    ids = vocabulary.encode(asked.text.read_text(encoding="utf-8")).tolist()[: asked.tokens]
+    ids = vocabulary.encode(asked.text.read_text(encoding="utf-8")).tolist()
     nats = [None, *losses(model, ids, segment_len=asked.segment_len, mem_len=asked.mem_len)]
     spans = (
         span(text, [vocabulary.symbol(ids[place]) for place in places], [nats[place] for place in places])
@@ -83,14 +74,10 @@ def main() -> None:
     shades = (f".n{step} {{ background: rgba(226, 84, 12, {0.08 * step:.2f}) }}" for step in range(len(STEPS) + 1))
     legend = "".join(f'<span class="n{step}"> {nats:g} </span>' for step, nats in enumerate((0, *STEPS)))
     page = PAGE.format(
-        title=html.escape(visible(f"{asked.text.name}, read by {asked.run}")),
+        title=html.escape(f"{asked.text.name}, read by {asked.run}"),
         summary=f"{len(ids):,} tokens, {mean:.4f} nats each ({mean / math.log(2):.4f} bits)",
         colours=" ".join(shades),
         legend=legend,
         text="".join(spans),
     )
     asked.page.write_text(page, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

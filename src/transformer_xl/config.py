@@ -254,6 +254,9 @@ class WandbConfig(LoggerConfig):
     timeout_seconds: Annotated[float, Field(ge=1)]
 
 
+Logger = Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
+
+
 # ---- the run
 
 
@@ -274,7 +277,7 @@ class Config(Settings):
     eval: EvalConfig
     trainer: TrainerConfig
     callbacks: CallbacksConfig
-    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
+    logger: Logger
 
     def rules(self) -> Iterator[str]:
         model, data = self.model, self.data

@@ -232,7 +232,7 @@ def test_scores_join_the_runs_own_figures_in_wandb(
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
     "more lanes than predictions": (lambda run: [f"run={run}", "eval.batch_size=99999"], "eval.batch_size is 99999"),
-    "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json is damaged"),
+    "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json must hold a JSON object"),
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),
     "no corpus": (lambda run: [f"run={run / 'exported'}"], "data="),

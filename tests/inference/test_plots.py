@@ -36,18 +36,6 @@ def means(values: list[float], counts: list[int]) -> ClassMeans:
     return ClassMeans(np.arange(1, len(values) + 1), np.array(counts), np.array(values), np.full(len(values), 0.1))
 
 
-def test_neighbouring_places_are_drawn_as_one_with_their_mean(figures: list[Any], tmp_path: Path) -> None:
-    values, counts = [float(place % 7) for place in range(1000)], [1 + place % 3 for place in range(1000)]
-    line = Line("long", means(values, counts), None)
-    plots.draw_losses([line], tmp_path / "a.png", axis="place", unit="bpc", title="of places")
-    (drawn,) = figures[0].axes[0].get_lines()
-    x, y = drawn.get_xdata(), drawn.get_ydata()
-    assert len(x) <= 64
-    assert (x[0], y[0], y[1]) == (1, pytest.approx(0), pytest.approx(1))
-    assert np.mean(y[-5:]) == pytest.approx(3, rel=0.1)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_differences_stand_beside_the_losses_with_their_own_errors(figures: list[Any], tmp_path: Path) -> None:
     lines = [Line("one", means([3.0, 2.0], [9, 9]), None)]
     lines += [Line("two", means([2.0, 2.5], [9, 9]), means([-1.0, 0.5], [9, 9]))]

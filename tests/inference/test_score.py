@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from tests.data.laid_out import evaluation_lanes
 from tests.model.kinds import INVARIANT, KINDS, RECURRENT, model_of
 from tests.model.tiny import V
+from transformer_xl.commands.score import TextScore
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, RankedByteTokenizer, SymbolTokenizer
 from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data.words import SentenceTokenizer, WordTokenizer
 from transformer_xl.errors import UserError
 from transformer_xl.inference.evaluate import context_of, read_split
-from transformer_xl.inference.score import Scorer, Text, TextScore, Unit, encode_text, read_texts
+from transformer_xl.inference.score import Scorer, Text, Unit, encode_text, read_texts
 from transformer_xl.model.base import Context, LanguageModel
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat", "sat", "."])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import platform
 import sys
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
@@ -24,17 +23,17 @@ from transformer_xl import run_folder
 from transformer_xl.commands.evaluate import EvaluateConfig, ReadingConfig
 from transformer_xl.commands.evaluation_rows import Row, draw, print_rows
 from transformer_xl.commands.models import OUTPUTS, LoadedModel, NamedModel, find_models
-from transformer_xl.config import EvalConfig, LoggerConfig, RecipeConfig, WandbConfig, reading_problems
+from transformer_xl.config import EvalConfig, Logger, RecipeConfig, WandbConfig, reading_problems
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.files import locked
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
 from transformer_xl.data.recall import Recall
 from transformer_xl.data_config import Data, DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
-from transformer_xl.errors import UserError, atomic_write
+from transformer_xl.errors import UserError
 from transformer_xl.inference import evaluate
 from transformer_xl.init_from import fitting
-from transformer_xl.interop.native import naming
-from transformer_xl.settings import Settings, by_kind, parse, plain, replace
+from transformer_xl.interop.native import naming, read_json, write_json
+from transformer_xl.settings import Settings, parse, plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training import wandb as monitors
 
@@ -53,7 +52,7 @@ class SavedConfig(Settings):
     recipe: RecipeConfig
     data: Data
     eval: EvalConfig
-    logger: Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": LoggerConfig, "wandb": WandbConfig})]
+    logger: Logger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,7 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         subject = open_subject(model, config, given=given)
         _tell(f"{model.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
         rows += [measure(subject, reading, config) for reading in subject.readings]
-    moment = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    pictures = run_folder.claim((folder or OUTPUTS) / "evaluation", f"{moment}-{config.split}")
+    pictures = run_folder.claim((folder or OUTPUTS) / "evaluation", f"{run_folder.moment()}-{config.split}")
     record = add_record(folder or pictures, rows, command=command, pictures=pictures)
     print_rows(rows)
     print(f"Numbers: {record}; pictures: {pictures}/")
@@ -262,12 +260,7 @@ def _numbers(found: evaluate.ClassMeans) -> dict[str, list[Any]]:
 
 def read_record(path: Path) -> list[Any]:
     """Return the evaluations of an `evaluation.json` that may not be there yet; `UserError` where it is damaged."""
-    if not path.exists():
-        return []
-    try:
-        evaluations: list[Any] = json.loads(path.read_text(encoding="utf-8"))["evaluations"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged, or was not written by this program: move it away") from error
+    evaluations: list[Any] = read_json(path)["evaluations"] if path.exists() else []
     return evaluations
 
 
@@ -282,9 +275,7 @@ def add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pic
     }
     path = folder / RECORD
     with locked(folder / f".{RECORD}.lock", _tell, f"waiting for another process, which writes {path}"):
-        content = {"format": _FORMAT, "evaluations": [*read_record(path), entry]}
-        with atomic_write(path) as file:
-            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_json(path, {"format": _FORMAT, "evaluations": [*read_record(path), entry]})
     return path
 
 

@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from transformer_xl.training.checkpoint import validation_is_due
 from transformer_xl.training.wandb import UPLOAD_WITH, optional
 
 _COMPRESSED_BYTES = 20_000_000
-_SMOOTHED_SHARE = 0.04
+_POINTS = 60
+"""At least as many of a long training's losses are drawn, each the mean of its neighbours."""
 
 
 # ---- before the first step
@@ -292,37 +293,22 @@ def compressors(corpus: Dataset) -> str:
 
 def draw_losses(folder: Path, corpus: Dataset) -> Path:
     """Draw training and validation loss against the step into `loss.png`, in the unit of the vocabulary."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    curves: dict[str, tuple[list[int], list[float]]] = {}
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     for name, split in ((metrics.TRAIN_LOSS, "train"), (f"{metrics.VALIDATION}/{metrics.LOSS}", "valid")):
-        steps, losses = _logged(folder / "metrics.jsonl", name)
-        curves[split] = steps, [unit_of(corpus, split).of(loss) for loss in losses]
-    steps, values = curves["train"]
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(steps, values, color="tab:blue", alpha=0.2, linewidth=0.8)
-    width = max(1, round(len(values) * _SMOOTHED_SHARE))
-    smoothed = np.convolve(values or [0.0], np.full(width, 1 / width), "valid")[: len(values)]
-    axes.plot(steps[width - 1 :], smoothed, color="tab:blue", label="training (smoothed)")
-    axes.plot(*curves["valid"], "o-", color="tab:orange", label="validation")
-    tail = [value for value in (*values[len(values) // 20 :], *curves["valid"][1]) if math.isfinite(value)]
-    if tail and max(tail) > 0:
-        axes.set_ylim(min(tail) * 0.97, max(tail) * 1.03)
-    axes.set(xlabel="optimizer step", ylabel=f"{in_words(unit_of(corpus, 'train').name)}{beside_scores(corpus)}")
+        unit, logged = unit_of(corpus, split), [entry for entry in entries if entry["name"] == name]
+        points = [(entry["step"], unit.of(entry["value"])) for entry in logged if entry["value"] is not None]
+        size = max(1, len(points) // _POINTS) if split == "train" else 1
+        means = np.reshape(points[: len(points) // size * size], (-1, size, 2)).mean(axis=1)
+        axes.plot(*means.T, "o-", markersize=3, label=f"{split} (means of {size} steps)" if size > 1 else split)
+    axes.set(yscale="log", xlabel="optimizer step")
+    axes.set_ylabel(f"{in_words(unit_of(corpus, 'train').name)}{beside_scores(corpus)}")
     axes.set_title(f"{folder.name}: {corpus.name}", loc="left")
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path
-
-
-def _logged(path: Path, name: str) -> tuple[list[int], list[float]]:
-    """Read steps and values of a figure from a `metrics.jsonl`; steps without a number are left out."""
-    entries: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = [entry for entry in entries if entry["name"] == name and entry["value"] is not None]
-    return [entry["step"] for entry in found], [entry["value"] for entry in found]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call
@@ -18,12 +19,36 @@ from transformer_xl.inference_config import ScoreConfig
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizer import Encoded, Tokenizer
-    from transformer_xl.inference.score import Scorer, Text, TextScore
+    from transformer_xl.inference.score import Scorer, Text
 
 _COLUMNS = {"text": 8, "nats": 16, "bits_per_byte": 13, "ppl": 16, "tokens": 10}
 """And their widths on a terminal: rows are printed one by one, before it is known how wide the next will be."""
 _SHOWN_CHARACTERS = 80
 """Of a text that stand in its JSON object."""
+
+_LARGEST_EXPONENT = 700.0
+
+
+class TextScore(NamedTuple):
+    """What a text cost, or several together; where nothing precedes it, there is a prediction less than tokens."""
+
+    nats: float = 0.0
+    predictions: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    unknown: int = 0
+
+    @property
+    def means(self) -> tuple[float | None, float | None, float | None]:
+        """Nats per token, bits per byte, perplexity; None where nothing was predicted, or no number can say it.
+
+        In bits per byte a first token that nothing precedes counts as the mean does.
+        """
+        if not self.predictions:
+            return None, None, None
+        mean = self.nats / self.predictions
+        bits = mean / math.log(2) * self.tokens / self.text_bytes if self.text_bytes else None
+        return mean, bits, math.exp(mean) if mean < _LARGEST_EXPONENT else None
 
 
 def main() -> None:
@@ -85,8 +110,6 @@ def _answer(
     may_skip: bool,
 ) -> TextScore | None:
     """Score a text and print what it costs; None: it is skipped."""
-    from transformer_xl.inference.score import TextScore
-
     try:
         ids, unknown, text_bytes = encode(text)
     except UserError as error:
@@ -127,8 +150,6 @@ def _print_row(cells: list[str]) -> None:
 
 def _sum_up(scores: list[TextScore | None], settings: dict[str, Any]) -> None:
     """Print the sums, and all settings that they depend on, on standard error."""
-    from transformer_xl.inference.score import TextScore
-
     known = [score for score in scores if score is not None]
     total = TextScore(*map(sum, zip(TextScore(), *known, strict=True)))
     said = [f"{len(scores):,} texts", f"{total.predictions:,} tokens"]

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +69,12 @@ class RecallLanes:
         return copied
 
     def _lane_keys(self, epoch: int, *, lanes: range) -> NDArray[np.uint64]:
-        key = np.array(_stream_key(self.stream, 0 if self.fixed else epoch), np.uint64)
+        digest = hashlib.sha256(f"{self.stream}/{0 if self.fixed else epoch}".encode()).digest()
+        key = np.frombuffer(digest, ">u8", count=1).astype(np.uint64)
         return _mix(key + (np.array(lanes, np.uint64) + np.uint64(1)) * _GOLDEN)
 
     def _offsets(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         return (_mix(keys + _GOLDEN) % np.uint64(2 * self.block_len)).astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def _stream_key(stream: str, epoch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{stream}/{epoch}".encode()).digest()[:8], "big")
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

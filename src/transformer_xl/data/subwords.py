@@ -14,15 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transformer_xl import hub, registry
-from transformer_xl.data.tokenizer import (
-    EOD,
-    FORMAT,
-    LearnSettings,
-    Part,
-    Tokenizer,
-    character_border,
-    readable,
-)
+from transformer_xl.data.tokenizer import EOD, FORMAT, LearnSettings, Part, Tokenizer, character_border, readable
 from transformer_xl.errors import UserError, first_line
 
 FILE = "tokenizer.json"

@@ -146,20 +146,13 @@ def distance_classes(source: LaneSource) -> Classes:
 
 def mean_by_class(losses: NDArray[np.floating[Any]], classes: Classes) -> ClassMeans:
     """Average losses (lanes, positions), or differences, by class, up to the last that has any; NaN counts nowhere."""
-    counts, sums, squares = (np.zeros(len(classes.labels)) for _ in range(3))
-    for start in range(0, losses.shape[1], _POSITIONS_AT_ONCE):
-        part = losses[:, start : start + _POSITIONS_AT_ONCE]
-        some = ~np.isnan(part)
-        values = part[some].astype(np.float64)
-        chosen = classes.of[:, start : start + _POSITIONS_AT_ONCE][some]
-        for total, weights in ((counts, None), (sums, values), (squares, values**2)):
-            total += np.bincount(chosen, weights, minlength=len(total))
-    filled = 1 + max(np.flatnonzero(counts), default=-1)
-    counts, sums, squares = counts[:filled], sums[:filled], squares[:filled]
+    known = ~np.isnan(losses)
+    values, chosen = losses[known].astype(np.float64), classes.of[known]
+    counts, sums, squares = (np.bincount(chosen, weights) for weights in (None, values, values**2))
     with np.errstate(divide="ignore", invalid="ignore"):
         means = sums / counts
         errors = np.sqrt(np.maximum(squares - sums * means, 0) / (counts * (counts - 1)))
-    return ClassMeans(classes.labels[:filled], counts.astype(np.int64), means, errors)
+    return ClassMeans(classes.labels[: len(counts)], counts, means, errors)
 
 
 def unigram_score(data: Dataset) -> Score:

@@ -6,18 +6,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from transformer_xl.inference.evaluate import AttentionByDistance, ClassMeans
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_POINTS = 64
 _SMALLEST_SPAN = 0.1
 """Of an axis of scores, as a share of them: a difference looks as large as it is."""
 _ATTENTION_COLUMNS = 4
@@ -38,8 +34,6 @@ def draw_losses(lines: Sequence[Line], path: Path, *, axis: str, unit: str, titl
     Bands are two standard errors. Of several lines they belong to the differences: those of the losses themselves say
     how hard the tokens are, which is the same for all.
     """
-    from matplotlib.figure import Figure
-
     paired = any(line.difference is not None for line in lines)
     figure = Figure(figsize=(12 if paired else 8, 4.8), layout="constrained")
     panels = figure.subplots(1, 2 if paired else 1, squeeze=False)[0]
@@ -66,24 +60,19 @@ def draw_losses(lines: Sequence[Line], path: Path, *, axis: str, unit: str, titl
 def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int, title: str) -> None:
     """Draw the weight of a key that is seen against its distance, a panel for each layer and a line for each head.
 
-    Both axes are logarithmic but for the distance 0, the query's own token, which stands at the left edge. A line
-    averages over ever more distances.
+    Both axes are logarithmic but for the distance 0, the query's own token, which stands at the left edge.
     """
-    from matplotlib.figure import Figure
-
     layers = len(result.weight_by_distance)
     columns = min(_ATTENTION_COLUMNS, layers)
     rows = math.ceil(layers / columns)
     figure = Figure(figsize=(max(7.0, 3.2 * columns), 2.3 * rows + 0.9), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     seen = result.share_seen[: int(np.flatnonzero(result.share_seen)[-1]) + 1]
-    edges = _edges(len(seen))
-    distance = _joined(np.arange(len(seen)), edges) / _joined(np.ones(len(seen)), edges)
-    weight = _joined(result.weight_by_distance[..., : len(seen)], edges) / _joined(seen, edges)
+    weight = result.weight_by_distance[..., : len(seen)] / seen
     for layer, (of_layer, share) in enumerate(zip(weight, result.memory_share, strict=True)):
         panel = panels[layer]
-        panel.plot(distance, of_layer.T, color="C0", linewidth=0.7, alpha=0.6)
-        panel.plot(distance, of_layer.mean(axis=0), color="black", linewidth=1.6, label="mean of the heads")
+        panel.plot(of_layer.T, color="C0", linewidth=0.7, alpha=0.6)
+        panel.plot(of_layer.mean(axis=0), color="black", linewidth=1.6, label="mean of the heads")
         panel.axvspan(segment_len, max(segment_len, len(seen)), color="C1", alpha=0.12, linewidth=0, label="memory")
         panel.set_title(f"layer {layer + 1}: {share.mean():.0%} on memory", fontsize=9)
     panels[0].set(xlim=(0, len(seen)), ylim=(max(_SMALLEST_WEIGHT, weight.min()), min(1.0, 1.5 * weight.max())))
@@ -96,38 +85,11 @@ def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int,
 
 
 def _draw_line(axes: Axes, found: ClassMeans, color: str, *, band: bool, label: str = "") -> None:
-    found = _thinned(found)
-    axes.plot(found.labels, found.means, marker=".", linewidth=1.4, color=color, label=label)
-    if band:
-        margin = 2 * np.nan_to_num(found.errors)
-        axes.fill_between(
-            found.labels, found.means - margin, found.means + margin, color=color, alpha=0.15, linewidth=0
-        )
-
-
-def _thinned(found: ClassMeans) -> ClassMeans:
-    """Leave out empty classes, and join neighbours so that few points are left, evenly on a logarithmic axis."""
     some = found.counts > 0
-    labels, counts, means, errors = found.labels[some], found.counts[some], found.means[some], found.errors[some]
-    edges = _edges(len(labels))
-    together = _joined(counts, edges)
-    squares = _joined((np.nan_to_num(errors) * counts) ** 2, edges)
-    return ClassMeans(
-        _joined(labels * counts, edges) / together,
-        together,
-        _joined(means * counts, edges) / together,
-        np.sqrt(squares) / together,
-    )
-
-
-def _edges(count: int) -> NDArray[np.int64]:
-    """Return where bins of so many places begin, as many as points are drawn, evenly on a logarithmic axis."""
-    return np.unique(np.geomspace(1, count + 1, _POINTS + 1).round().astype(np.int64) - 1)[:-1]
-
-
-def _joined(values: NDArray[Any], edges: NDArray[np.int64]) -> NDArray[Any]:
-    joined: NDArray[Any] = np.add.reduceat(values, edges, axis=-1)
-    return joined
+    labels, means, margin = found.labels[some], found.means[some], 2 * np.nan_to_num(found.errors[some])
+    axes.plot(labels, means, marker=".", linewidth=1.4, color=color, label=label)
+    if band:
+        axes.fill_between(labels, means - margin, means + margin, color=color, alpha=0.15, linewidth=0)
 
 
 def _finish(figure: Figure, path: Path, *, title: str) -> None:

@@ -7,7 +7,6 @@ each other are, one behind the other, those of the text that they make together.
 from __future__ import annotations
 
 import codecs
-import math
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal, NamedTuple
@@ -23,7 +22,6 @@ from transformer_xl.model.streaming import stream
 
 Unit = Literal["line", "document"]
 _LAST_LINE_END = re.compile(rb"\r?\n\Z")
-_LARGEST_EXPONENT = 700.0
 
 
 class Text(NamedTuple):
@@ -82,28 +80,6 @@ def encode_text(tokenizer: Tokenizer, text: Text, *, unit: Unit, reads_on: bool,
     if unit == "document" and len(found.ids) and tokenizer.end_of_document is not None:
         return found._replace(ids=np.append(found.ids, tokenizer.end_of_document))
     return found
-
-
-class TextScore(NamedTuple):
-    """What a text cost, or several together; where nothing precedes it, there is a prediction less than tokens."""
-
-    nats: float = 0.0
-    predictions: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-    unknown: int = 0
-
-    @property
-    def means(self) -> tuple[float | None, float | None, float | None]:
-        """Nats per token, bits per byte, perplexity; None where nothing was predicted, or no number can say it.
-
-        In bits per byte a first token that nothing precedes counts as the mean does.
-        """
-        if not self.predictions:
-            return None, None, None
-        mean = self.nats / self.predictions
-        bits = mean / math.log(2) * self.tokens / self.text_bytes if self.text_bytes else None
-        return mean, bits, math.exp(mean) if mean < _LARGEST_EXPONENT else None
 
 
 class Scorer:

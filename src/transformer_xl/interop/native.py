@@ -256,7 +256,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file."""
     with atomic_write(path) as file:
-        file.write(json.dumps(value, indent=2) + "\n")
+        file.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_vocabulary(folder: Path, vocabulary: Tokenizer | None) -> None:

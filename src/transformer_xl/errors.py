@@ -19,7 +19,7 @@ class DamagedError(UserError):
     """A file does not hold the bytes that were written to it: another copy of it may be whole."""
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and did so in order
+class Stopped(BaseException):  # no error: `except Exception` must let it pass
     """The run was asked to stop, has saved its checkpoint, and can be resumed; `exit_code` is the process's."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:

@@ -88,7 +88,13 @@ def test_the_job_knows_folder_and_command(project: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(("--help",), "d_model: 256"), (("--cfg", "job", "name=a,b"), "name: a,b")]
+    ("arguments", "words"),
+    [
+        (("--help",), "d_model: 256"),
+        (("--cfg", "job", "name=a,b"), "name: a,b"),
+        (("--help", "experiment=ablation"), "Train a Transformer-XL"),
+        (("--cfg", "job", "experiment=articles", "seed=5,6", "-m"), "seed: 5"),
+    ],
 )
 def test_flags_work_and_make_no_folder(project: Any, arguments: tuple[str, ...], words: str) -> None:
     done = project.run(*arguments)
@@ -115,6 +121,7 @@ def test_resume_lays_the_command_on_the_runs_own_settings_which_are_plain_yaml(t
     resumed = compose(f"resume={tmp_path}", "trainer.max_steps=9", "logger=wandb")
     assert (resumed.model.mem_len, resumed.trainer.max_steps, resumed.name) == (5, 9, "${oc.env:HOME}")
     assert (resumed.logger.kind, resumed.resume) == ("wandb", str(tmp_path))
+    assert compose(f"resume={tmp_path}", "eval.mem_len=${model.mem_len}", "model.mem_len=6").eval.mem_len == 6
     with pytest.raises(UserError, match=r"trainer.max_stps.*nearest is max_steps"):
         compose(f"resume={tmp_path}", "trainer.max_stps=9")
     with pytest.raises(UserError, match=r"seed=1,2 must give one value"):

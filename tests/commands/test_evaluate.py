@@ -233,6 +233,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
     "more lanes than predictions": (lambda run: [f"run={run}", "eval.batch_size=99999"], "eval.batch_size is 99999"),
     "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json must hold a JSON object"),
+    "another version": (
+        lambda run: [f"run={run.parent / 'older'}"],
+        "older/config.yaml: it is of another version: data.",
+    ),
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),
     "no corpus": (lambda run: [f"run={run / 'exported'}"], "data="),
@@ -246,6 +250,10 @@ def test_a_mistake_ends_in_one_sentence(mistake: str, run: Outcome, capsys: pyte
     if mistake == "a damaged record":
         shutil.copytree(run.folder, run.folder.parent / "damaged")
         (run.folder.parent / "damaged" / "evaluation.json").write_text("[]")
+    if mistake == "another version":
+        shutil.copytree(run.folder, run.folder.parent / "older")
+        settings = (run.folder / "config.yaml").read_text()
+        (run.folder.parent / "older" / "config.yaml").write_text(settings.replace("\ndata:", "\nother:"))
     if mistake == "no corpus":
         save_model(txl.load_model(run.folder), run.folder / "exported")
     assert call(*arguments(run.folder)) == 2

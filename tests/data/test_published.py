@@ -28,7 +28,7 @@ from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.files import Cut, Sources
 from transformer_xl.data.words import SentenceTokenizer, WikitextTokenizer, WordTokenizer
 from transformer_xl.data_config import PublishedConfig
-from transformer_xl.errors import UserError
+from transformer_xl.errors import Stopped, UserError
 from transformer_xl.settings import replace
 
 PublishedConfigs = Callable[..., PublishedConfig]
@@ -283,6 +283,25 @@ def test_the_second_address_where_the_first_fails(
     assert texts(sources) == {"train": [TEXT8]}
     (failed,) = [line for line in lines if line.startswith(f"data: {dead} fails: ")]
     assert reason in failed
+
+
+def test_a_stop_ends_a_download_and_what_a_killed_one_left_is_removed(
+    server: HubServer, config: PublishedConfigs, use: Callable[..., None]
+) -> None:
+    use("text8", *(file_at(server.put(path, ZIP)) for path in ("/first.zip", "/second.zip")))
+    folder = Path(config("text8").cache_dir) / "downloads" / "text8"
+    left = write(folder / "part" / "left", b"")
+
+    def stop(line: str) -> None:
+        if "fetching" in line:
+            raise Stopped("stopped by SIGINT", exit_code=130)
+
+    with pytest.raises(Stopped):
+        published_sources(config("text8"), announce=stop)
+    assert (os.listdir(folder), server.asked) == (["lock"], ["GET /first.zip"])
+    write(left, b"")
+    assert texts(fetch(config("text8"))[0]) == {"train": [TEXT8]}
+    assert sorted(os.listdir(folder)) == ["lock", "text8"]
 
 
 @pytest.mark.parametrize("folded", [False, True])

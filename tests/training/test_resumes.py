@@ -49,12 +49,14 @@ def test_damaged_lines_of_a_killed_run_do_not_keep_its_logger_from_going_on(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = tiny_run("logger=wandb", "trainer.max_steps=3", "scheduler.total_steps=6")
+    run = tiny_run("logger=wandb", "trainer.max_steps=3", "scheduler.total_steps=7")
     (run.folder / "summary.json").unlink()  # as a kill leaves it
     with (run.folder / "metrics.jsonl").open("ab") as file:
         file.write(b"\x00" * 64 + b"\n" + b"\xff\n")  # as a power cut leaves it
     assert tiny_run(f"resume={run.folder}", "trainer.max_steps=6", base=False).status == 0
     assert list(run.values("train/loss")) == [1, 2, 3, 4, 5, 6]
+    (run.folder / "metrics.jsonl").unlink()
+    assert tiny_run(f"resume={run.folder}", "trainer.max_steps=7", base=False).status == 0
 
 
 def test_a_branch_may_learn_at_another_rate_and_its_wandb_run_names_the_parent(

@@ -66,6 +66,8 @@ def run(
 
     def work() -> int:
         call = read(name, [sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
+        if call.shows and call.is_sweep:
+            call = call.jobs()[0]
         if call.shows == "help":
             print(call.help())
         elif call.shows:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from transformer_xl.commands.call import Call, put, read
+from transformer_xl.commands.call import Call, library_errors_in_one_line, put, read
 from transformer_xl.config import Config
 from transformer_xl.errors import UserError
 from transformer_xl.run_folder import AUTO, config_of, read_identity, slug
@@ -68,7 +68,7 @@ def _from_source(call: Call, composed: DictConfig, source: str) -> Config:
 
 
 def _of_run(call: Call, folder: Path) -> tuple[Config, Mapping[str, str]]:
-    """Lay a command on the configuration of the run that it goes on with, which OmegaConf never reads."""
+    """Lay a command on the configuration of the run that it goes on with; only the command may hold references."""
     if not (folder / "config.yaml").is_file():
         raise UserError(f"resume must be the folder of a run, and there is no {folder / 'config.yaml'}")
     config_of(folder)  # what is wrong with the file itself names it
@@ -89,7 +89,10 @@ def _of_run(call: Call, folder: Path) -> tuple[Config, Mapping[str, str]]:
             value = value if not inner else value[inner[0]]
         if (key, value) != ("trainer.precision", "auto"):  # which the run has settled
             put(saved, group.replace("/", "."), value)
-    for key, value in call.literals().items():
+    keys = [override.key_or_group for override in parsed if "${" in str(override.input_line)]
+    with library_errors_in_one_line():
+        looked_up = {key: OmegaConf.select(OmegaConf.create(saved), key) for key in keys}
+    for key, value in (looked_up | call.literals()).items():
         if not key.startswith("hydra."):
             put(saved, key, value)
     return parse(Config, saved), choices

@@ -164,6 +164,7 @@ class Published:
         for source in (*([self.words] if self.words else []), *self.addresses):
             if not self.missing(folder):
                 break
+            shutil.rmtree(part, ignore_errors=True)  # of a killed process
             part.mkdir()
             try:
                 source.fetch(part, announce)
@@ -172,7 +173,8 @@ class Published:
                     found.replace(folder / found.name)
             except Exception as error:  # whatever the clients of the Web, of the Hub and of archives raise
                 announce(f"data: {source.address} fails: {first_line(error)}")
-            shutil.rmtree(part)
+            finally:
+                shutil.rmtree(part)
 
 
 # The checksums of all archives and of lm1b's vocabulary are those in github.com/quantapix/qnarre,

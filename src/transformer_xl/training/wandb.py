@@ -18,7 +18,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 
 from transformer_xl.config import WandbConfig
-from transformer_xl.errors import Stopped, first_line
+from transformer_xl.errors import first_line
 from transformer_xl.training import metrics
 
 UPLOAD_WITH = "upload with: "
@@ -40,8 +40,6 @@ def optional(what: str) -> Iterator[None]:
     """Let what is only shown or sent elsewhere fail without ending the run; a line on standard error says so."""
     try:
         yield
-    except Stopped:
-        raise
     except Exception as error:
         print(f"note     {what} failed, which does not matter to the run: {first_line(error)}", file=sys.stderr)
 
@@ -91,8 +89,6 @@ def open_wandb(config: WandbConfig, *, folder: Path, name: str, run_id: str, set
         run.define_metric(metrics.STEP_AXIS)
         run.define_metric("*", step_metric=metrics.STEP_AXIS, step_sync=True)
         logger = WandbLogger(experiment=run, save_dir=folder)
-    except Stopped:
-        raise
     except Exception as error:
         return Monitor(None, f"W&B: cannot be used ({first_line(error)})")
     if run.disabled:
@@ -123,7 +119,7 @@ def log_again(loggers: list[Any], path: Path, *, after: int, until: int) -> None
         until: step of the checkpoint.
     """
     steps: dict[int, dict[str, float]] = {}
-    with path.open(encoding="utf-8") as lines:
+    with optional("logging past figures again"), path.open(encoding="utf-8") as lines:
         for entry in map(json.loads, lines):
             if after < entry["step"] <= until and entry["value"] is not None:
                 steps.setdefault(entry["step"], {metrics.TOKEN_AXIS: entry["tokens"]})[entry["name"]] = entry["value"]

@@ -30,7 +30,6 @@ from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.compiled import compiled_nll
-from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
 from transformer_xl.run_length import RunLength
@@ -102,8 +101,7 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
         UserError: an adaptive vocabulary is not sorted by frequency; the trained weights do not fit.
     """
     config, vocabulary = run.config, corpus.vocabulary
-    cutoffs = kept_cutoffs(config.model, vocab_size=vocabulary.size)
-    if cutoffs and not vocabulary.by_frequency:
+    if any(cutoff < vocabulary.size for cutoff in config.model.cutoffs) and not vocabulary.by_frequency:
         raise UserError(
             f"model.cutoffs is {config.model.cutoffs}, which needs a vocabulary sorted by frequency, and the "
             f"{vocabulary.kind} vocabulary of data={corpus.name} is not: use model.cutoffs=[] model.div_val=1"

@@ -12,7 +12,6 @@ from transformer_xl.data.tokenizer import Tokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, tokenizers
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.embedding import kept_cutoffs
 from transformer_xl.settings import plain, replace
 
 _ROWS_OF_TOKENS = ("embedding.weights.", "softmax.weights.", "softmax.biases.")
@@ -28,7 +27,7 @@ def model_settings(source: LanguageModel, composed: Mapping[str, Any], *, given:
     """
     settings = plain(source.config)
     # a cutoff beyond the source's vocabulary makes no cluster, and must make none when the vocabulary is extended
-    settings["cutoffs"] = kept_cutoffs(source.config, vocab_size=source.vocab_size)
+    settings["cutoffs"] = list(source.clusters.edges[1:-1])
     settings |= {"mem_len": source.mem_len, "clamp_len": source.clamp_len, "same_length": source.same_length}
     if isinstance(settings["tie_projs"], list):
         settings["tie_projs"] = settings["tie_projs"][: len(settings["cutoffs"]) + 1]

@@ -80,12 +80,7 @@ def names(kind: str) -> list[str]:
 
 def outside(kind: str) -> list[Entry]:
     """Return the parts of a kind that did not come with this package."""
-    return [entry for entry in _entries[kind].values() if is_outside(entry)]
-
-
-def is_outside(entry: Entry) -> bool:
-    """Return whether a part did not come with this package."""
-    return not entry.factory.__module__.startswith("transformer_xl.")
+    return [entry for entry in _entries[kind].values() if not entry.factory.__module__.startswith("transformer_xl.")]
 
 
 def nearest(name: str, known: list[str]) -> str:

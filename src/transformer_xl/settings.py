@@ -192,7 +192,9 @@ def _name(found: Mapping[str, Any], value: object, key: str) -> str:
 
 
 def _nearest_setting(name: str, cls: type[Settings], key: str) -> str:
-    known = sorted(one for one in set(names_in(cls, key)) if one.startswith("recipe.") <= name.startswith("recipe."))
+    known = sorted(
+        one for one in {*names_in(cls, key)} - {name} if one.startswith("recipe.") <= name.startswith("recipe.")
+    )
     same = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
     close = same or get_close_matches(name, known, n=1)
     return f" (the nearest is {close[-1]})" if close else ""

@@ -181,6 +181,15 @@ def test_a_killed_builder_leaves_nothing_that_counts(at: str, config: TextConfig
     assert left(config) == [found.folder.name]
 
 
+def test_a_source_that_changes_during_the_build_is_refused(config: TextConfig, tmp_path: Path) -> None:
+    def touch(line: str) -> None:
+        os.utime(tmp_path / "a.txt", (3, 3))
+
+    with pytest.raises(UserError, match=r"a\.txt' changed while it was read"):
+        open_corpus(config, announce=touch, seed=0)
+    assert left(config) == []
+
+
 def test_a_failed_build_leaves_nothing(config: TextConfig, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\n" * 20 + b"\xff")
     with pytest.raises(UserError, match=r"at byte 80 .*not UTF-8"):

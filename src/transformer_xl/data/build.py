@@ -112,7 +112,8 @@ def _key(config: StoredConfig, sources: Sources, given: Tokenizer | None, extend
         cls, local = _tokenizer_class(config), local_path(config.tokenizer)
         key["tokenizer"] = cls.kind if cls else file_sha256(local) if local else config.tokenizer
         entries += [registry.lookup("tokenizer", cls.kind)] if cls else []
-    modules = [sys.modules.get(entry.factory.__module__) for entry in entries if registry.is_outside(entry)]
+    outside = [*registry.outside("corpus"), *registry.outside("tokenizer")]
+    modules = [sys.modules.get(entry.factory.__module__) for entry in entries if entry in outside]
     checksums = [file_sha256(Path(module.__file__)) for module in modules if module and module.__file__]
     return key | ({"plugins": checksums} if checksums else {})
 
@@ -146,6 +147,10 @@ def _publish(
     try:
         tokenizer, splits = _build(config, sources, given, extend, temporary, announce=announce)
         write_sidecar(temporary, settings=settings, sources=sources.files, tokenizer=tokenizer, splits=splits)
+        for file in sources.files:
+            now = file.path.stat()
+            if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
+                raise UserError(f"{file.place} changed while it was read: start again once it is at rest")
         # who has the files of a folder that is there still mapped keeps them
         aside = folder.with_name(f".building-{folder.name}-{uuid4().hex}")
         with suppress(FileNotFoundError):

@@ -104,7 +104,7 @@ class Dataset(Protocol):
 
 
 class CorpusLanes:
-    """A stream of N tokens, hence P = N - 1 predictions, in B lanes of p positions.
+    """A stream of N tokens, hence P = N - 1 predictions, in B lanes of p positions: lane b reads token b·p + t at t.
 
     Training drops the P mod B last predictions (`left_over`): p = floor(P / B). Evaluation pads the last lanes with
     targets that count for nothing: p = ceil(P / B).
@@ -142,8 +142,7 @@ class CorpusLanes:
         if not evaluation and available < needed:
             raise UserError(
                 f"data.batch_size is {batch_size} and data.segment_len is {segment_len}, which need at least "
-                f"{needed + 1} training tokens, but the training split has {len(tokens)}: "
-                f"data.batch_size={available // segment_len} or data.segment_len={available // batch_size} would fit"
+                f"{needed + 1} training tokens, but the training split has {len(tokens)}: give smaller ones"
             )
         self.batch_size = batch_size
         self.left_over = 0 if evaluation else available % batch_size

@@ -87,7 +87,7 @@ class TrainStream:
         return {"batches": self._batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where `state_dict` was taken, so that iterating gives the very next batch."""
+        """Go back to where `state_dict` was taken, as Lightning does at a resume: the very next batch follows."""
         self._batches = int(state["batches"])
 
     @property

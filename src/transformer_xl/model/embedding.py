@@ -33,7 +33,7 @@ class Clusters:
     """How the vocabulary of one model is cut; cutoffs at or above its size fall away."""
 
     def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
-        cutoffs = kept_cutoffs(config, vocab_size=vocab_size)
+        cutoffs = [cutoff for cutoff in config.cutoffs if cutoff < vocab_size]
         d_embed, tied = config.d_embed or config.d_model, config.tie_projs
         if not isinstance(tied, list):
             tied = [tied == "all", *[tied in ("all", "tails")] * len(config.cutoffs)]
@@ -61,11 +61,6 @@ class Clusters:
             visits = [tokens + counts[0], *(2 * count for count in counts[1:])]
             flops += sum(count * 2 * width * self.d_model for count, width in zip(visits, self.widths, strict=True))
         return flops
-
-
-def kept_cutoffs(config: ModelConfig, *, vocab_size: int) -> list[int]:
-    """Return the cutoffs that lie within a vocabulary."""
-    return [cutoff for cutoff in config.cutoffs if cutoff < vocab_size]
 
 
 class AdaptiveEmbedding(nn.Module):

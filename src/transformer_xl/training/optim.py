@@ -174,7 +174,7 @@ def _inverse_square_root(settings: SchedulerConfig, total_steps: int) -> Callabl
 
 
 class PlateauConfig(SchedulerConfig):
-    """The learning rate is multiplied by `factor` after `patience` validations without an improvement."""
+    """Of `Plateau`."""
 
     factor: Share
     patience: Number

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from transformer_xl import registry
 from transformer_xl.config import Config
@@ -68,22 +67,19 @@ def claim(root: Path, name: str) -> Path:
     raise AssertionError("itertools.count ends")
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Hold a run folder for this process; a killed one gives it back.
 
     Raises:
         UserError: another process holds it.
     """
-    lock = FileLock(folder / "run.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"{folder} is in use by another process: wait until it has ended, or stop it") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    from transformer_xl.data.files import locked as hold  # numpy, which `--help` need not wait for
+
+    def refuse(sentence: str) -> None:
+        raise UserError(sentence)
+
+    sentence = f"{folder} is in use by another process: wait until it has ended, or stop it"
+    return hold(folder / "run.lock", refuse, sentence)
 
 
 def refuse_if_in_use(folder: Path) -> None:

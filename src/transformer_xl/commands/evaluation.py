@@ -8,11 +8,11 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict
@@ -55,8 +55,7 @@ class SavedConfig(Settings):
     logger: Logger
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(NamedTuple):
     """A model, loaded, its corpus, opened, and the ways to read it."""
 
     named: NamedModel
@@ -129,8 +128,7 @@ def open_subject(named: NamedModel, config: EvaluateConfig, *, given: frozenset[
         problems.append(f"eval.attention is true, and must be false for {loaded.model.config.label}")
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
-    path = getattr(settings, "path", None)
-    return Subject(named=named, loaded=loaded, data=data, data_path=path, readings=readings)
+    return Subject(named, loaded, data, getattr(settings, "path", None), readings)
 
 
 def _run_of(named: NamedModel) -> SavedConfig | None:
@@ -193,7 +191,8 @@ def readings_of(own: EvalConfig, asked: ReadingConfig, *, predictions: int, is_o
 
 def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Row:
     """Read the split in one way; attention is looked at in the one with the longest memory."""
-    named, loaded, data, most = subject.named, subject.loaded, subject.data, config.eval.max_tokens
+    named, loaded, data, path, readings = subject
+    most = config.eval.max_tokens
     context = evaluate.context_of(reading)
     source = data.lanes(config.split, batch_size=reading.batch_size, segment_len=context.segment_len, evaluation=True)
     started = time.perf_counter()
@@ -209,7 +208,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Ro
         )
     seconds = time.perf_counter() - started
     found = None
-    if config.eval.attention and reading is max(subject.readings, key=lambda one: one.mem_len):
+    if config.eval.attention and reading is max(readings, key=lambda one: one.mem_len):
         tokens = config.eval.attention_tokens
         found = evaluate.attention_by_distance(
             loaded.model, source, context, max_tokens=tokens, autocast=loaded.autocast
@@ -232,7 +231,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Ro
         "precision": loaded.precision,
         "tokens_per_second": losses.score.tokens / seconds,
         "data": data.name,
-        "data_path": subject.data_path,
+        "data_path": path,
         "data_checksum": data.fingerprint.sha256,
         "vocabulary_hash": data.vocabulary.hash(),
         "loss_by_position": _numbers(positions),
@@ -280,7 +279,6 @@ def add_record(folder: Path, rows: Sequence[Row], *, command: Sequence[str], pic
 
 
 def _tell(line: str) -> None:
-    """Say what is no result: on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

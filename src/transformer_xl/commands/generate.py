@@ -104,12 +104,10 @@ def _encoded(tokenizer: Tokenizer, vocabulary: Tokenizer, where: str, text: str)
 
 
 def _shown(text: str, config: GenerateConfig) -> str:
-    """Return a prompt as it stands before what follows it."""
     return "".join(f"{number} " for number in text.split()) if config.format == "tokens" else text
 
 
 def _print_one(session: Session, prompt: list[int]) -> None:
-    """Print what follows a prompt as it is made."""
     start = time.perf_counter()
     _print_all(session, prompt)
     (text,) = session.texts

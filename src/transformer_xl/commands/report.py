@@ -133,7 +133,6 @@ def final_report(run: Run, built: Built) -> Summary:
 
 
 def _load_best(run: Run, built: Built) -> tuple[str, int]:
-    """Load the best checkpoint's weights where there is one; return which they are, and of which step."""
     best = run.folder / "checkpoints" / "best.ckpt"
     if run.config.trainer.enable_checkpointing and math.isfinite(built.checkpoints.best_score) and best.is_file():
         checkpoint = read_checkpoint(best)
@@ -212,7 +211,6 @@ def _keep(run: Run, corpus: Dataset, row: Row, which: str) -> None:
 
 
 def _print_end(run: Run, built: Built) -> None:
-    """Show a sample, draw the losses, and say what to type next."""
     where, has_trained = shlex.quote(shown(run.folder)), built.length.max_steps > 0
     if run.config.callbacks.sample.n_tokens > 0:
         with optional("the sample"):

@@ -130,7 +130,6 @@ def _answer(
 
 
 def _print_text(config: ScoreConfig, number: int, text: Text, found: TextScore, **more: str) -> None:
-    """Print the row of a text, with `error` of one that is skipped."""
     mean, bits_per_byte, perplexity = found.means
     nats, count = None if mean is None else found.nats, None if more else found.predictions
     values = [number, nats, bits_per_byte, perplexity, count]

@@ -7,10 +7,10 @@ from elsewhere is registered as these are, and defines what is abstract here.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,13 +265,10 @@ def load_vocabulary(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def character_border(data: bytes) -> int:
-    """Return the last border of a UTF-8 character; where there is none within four bytes, the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        lead = data[-back]
-        if lead & 0xC0 != 0x80:
-            width = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return len(data) - back if width > back else len(data)
-    return len(data)
+    """Return the place behind the last UTF-8 character that is whole, or whose bytes are none of UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data[-4:])
+    return len(data) - len(decoder.getstate()[0])
 
 
 def after_blank(data: bytes) -> int:
@@ -280,10 +277,6 @@ def after_blank(data: bytes) -> int:
 
 
 def readable(symbol: str) -> str:
-    """Return a symbol as it is, or as a Python literal where it has blanks, marks without a letter, or no glyphs.
-
-    Of a long one only the beginning is written.
-    """
-    bare = not symbol or symbol != symbol.strip() or unicodedata.category(symbol[0]).startswith("M")
-    written = ascii(symbol) if bare or not symbol.isprintable() else symbol
+    """Return a symbol as it is, or as a Python literal where it has blanks or no glyphs; of a long one a part."""
+    written = symbol if symbol.isprintable() and symbol.strip() == symbol != "" else ascii(symbol)
     return written if len(written) <= _SHOWN_CHARACTERS else f"{written[: _SHOWN_CHARACTERS - 3]}..."

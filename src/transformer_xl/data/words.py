@@ -278,7 +278,6 @@ def _apply(segment: str, after: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _moses() -> tuple[Any, Any, Any]:
-    """Load what normalizes, splits and joins, once."""
     import sacremoses  # type: ignore[import-untyped]
 
     class Tokenizer(sacremoses.MosesTokenizer):  # type: ignore[misc]

@@ -339,11 +339,8 @@ def _sampled_ids(session: Session, prompt: Sequence[int]) -> Iterator[int]:
 def _checked_ids(prompt: Iterable[int] | Tensor, *, vocab_size: int) -> list[int]:
     ids = np.asarray(prompt.cpu() if isinstance(prompt, Tensor) else prompt)
     ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
-    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
-        raise UserError(f"prompt is {prompt!r:.100}, and must be a text, or a row of at least one id")
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        raise UserError(
-            f"prompt has ids from {ids.min()} to {ids.max()}, and must have those from 0 to {vocab_size - 1}"
-        )
+    is_row = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
+    if not is_row or ids.min() < 0 or ids.max() >= vocab_size:
+        raise UserError(f"prompt is {prompt!r:.100}, and must be a text, or a row of ids from 0 to {vocab_size - 1}")
     numbers: list[int] = ids.tolist()
     return numbers

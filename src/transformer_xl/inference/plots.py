@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -99,9 +98,7 @@ def _finish(figure: Figure, path: Path, *, title: str) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.set_figheight(figure.get_figheight() + 0.22 * math.ceil(len(labels) / 2))
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn, which says it
-        figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def _written(text: str) -> str:

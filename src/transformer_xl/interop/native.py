@@ -151,16 +151,7 @@ def from_checkpoint(path: Path, contents: Any) -> LanguageModel:
 
 
 def from_folder(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LanguageModel:
-    """Return the model of a folder that `save_model` wrote.
-
-    Args:
-        folder: for messages.
-        description: what its `config.json` holds.
-        tensors: of its `model.safetensors`.
-
-    Raises:
-        UserError: it is of another format, or its parts do not fit.
-    """
+    """Return the model of a folder that `save_model` wrote, whose `config.json` and weights were read."""
     version = description.get("format_version")
     if version != _FORMAT_VERSION:
         raise UserError(f"{folder} has format_version {version!r}, and this version reads {_FORMAT_VERSION}")
@@ -204,9 +195,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file of safetensors, or of `torch.save`; `UserError` where it is damaged."""
     if path.suffix != ".safetensors":
-        tensors = read_torch(path)
-        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise UserError(f"{path} must hold a dictionary of tensors")
+        tensors: dict[str, Tensor] = read_torch(path)
         return tensors
     try:
         return safetensors.torch.load_file(path)

@@ -216,7 +216,6 @@ def save_transformers(model: LanguageModel, folder: str | os.PathLike[str]) -> N
 
 
 def _from_native(weights: Mapping[str, Tensor], *, untie_r: bool) -> dict[str, Tensor]:
-    """Return each tensor once, under TransfoXL's names."""
     tensors: dict[str, Tensor] = {}
     for ours, tensor in weights.items():
         name = _renamed(ours, [(here, there) for there, here in _NAMES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -93,7 +94,7 @@ class TrainerConfig(Settings):
     precision: int | str | None
     max_epochs: Literal[-1] | Count | None
     max_steps: Annotated[int, Field(ge=-1)]
-    max_time: Annotated[str, Field(pattern=r"^[0-9]+:[0-9]+:[0-9]+:[0-9]+$")] | None
+    max_time: str | int | None
     limit_train_batches: Count | Annotated[float, Field(gt=0, le=1)] | None
     limit_val_batches: Number | Annotated[float, Field(ge=0, le=1)] | None
     limit_test_batches: Number | Annotated[float, Field(ge=0, le=1)] | None
@@ -117,12 +118,14 @@ class TrainerConfig(Settings):
         """`max_time` in seconds."""
         if self.max_time is None:
             return None
-        days, hours, minutes, seconds = map(int, self.max_time.split(":"))
+        days, hours, minutes, seconds = map(int, str(self.max_time).split(":"))
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
     def rules(self) -> Iterator[str]:
         if any(word in self.strategy for word in ("spawn", "fork", "notebook")):
             yield f"strategy is {self.strategy!r}, and must start its processes as commands: use ddp or auto"
+        if self.max_time is not None and not re.fullmatch(r"[0-9]+(:[0-9]+){3}", str(self.max_time)):
+            yield f"max_time is {self.max_time!r}, and must be DAYS:HOURS:MINUTES:SECONDS, as 00:11:30:00"
         if self.max_steps == -1 and self.max_epochs in (None, -1):
             yield "max_steps is -1 and trainer.max_epochs sets no end: give one of them"
         for name in self.model_extra or {}:

@@ -240,6 +240,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "an empty list": (lambda run: [f"run={run}", "eval.mem_len=[]"], "eval.mem_len"),
     "no W&B run": (lambda run: [f"run={run}", "wandb=true"], "wandb"),
     "no corpus": (lambda run: [f"run={run / 'exported'}"], "data="),
+    "a folder": (lambda run: [f"run={run}", "hydra.run.dir=x"], "train alone uses hydra.run.dir"),
     "a device": (lambda run: [f"run={run}", "device=tpu7"], "device"),
 }
 

@@ -176,7 +176,7 @@ def test_a_model_without_a_vocabulary_takes_ids(tmp_path: Path, call: Call) -> N
     assert [(row[2], row[4]) for row in found[0]] == [("", "2"), ("", "0"), ("", "0")]
     refused = call(tmp_path / "none", texts_in(tmp_path / "texts", b"words"))
     assert refused.status == 2
-    assert "line 1: the text holds 'words'" in refused.err
+    assert refused.err.endswith("line 1: the text holds 'words', and symbols are the numbers 0 to 19\n")
 
 
 def test_a_line_is_answered_before_the_next_is_there(
@@ -232,6 +232,7 @@ def test_a_text_that_cannot_be_said_is_skipped_unless_that_is_to_end_the_command
     data = b"abc\n" + b"ab ca " * 5 + b"Z\nc b a\n"  # what is read of the second before its Z must not stay
     refused = call(model, texts_in(tmp_path / "texts", data), "unknown=refuse")
     assert (refused.status, len(refused.rows)) == (2, 1)
+    assert refused.err.endswith("; with context=none unknown=skip it is left out\n")
     skipped = call(model, f"texts={tmp_path / 'texts'}", "format=jsonl")
     first, second, third = skipped.objects
     assert [first, third | {"text": 2}] == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -292,6 +293,11 @@ def test_the_standard_library_by_documents(stdlib_config: StdlibConfig) -> None:
     plain, _ = opened(stdlib_config)
     assert sum(plain.counts().values()) == plain.fingerprint.bytes
     assert plain.fingerprint.files > 100
+    described = {
+        one["path"]: one["sha256"] for one in json.loads((plain.folder / "corpus.json").read_text())["sources"]
+    }
+    lines = "".join(f"{described[name]}  {name}\n" for name in sorted(described))
+    assert plain.fingerprint.sha256 == hashlib.sha256(lines.encode()).hexdigest(), "whatever is in which split"
     found, _ = opened(replace(stdlib_config, documents="file", reset_memory="document", order="shuffled"))
     documents = sum(map(len, found.starts.values()))
     assert sum(found.counts().values()) == sum(plain.counts().values()) + documents

@@ -199,8 +199,8 @@ def read(name: str, command: Sequence[str]) -> Call:
     for word in overrides:
         if not re.match(r"~|[^=-][^=]*=", word):
             raise UserError(f"{word} is no setting: a setting is written key=value; --help lists all, and the flags")
-        if re.match(r"[+~]*hydra[./]", word) and key_of(word) not in LITERAL_KEYS:
-            raise UserError(f"{word}: of Hydra's own settings only hydra.run.dir and hydra.sweep.dir are used")
+        if re.match(r"[+~]*hydra[./]", word) and (name != "train" or key_of(word) not in LITERAL_KEYS):
+            raise UserError(f"{word}: of Hydra's own settings train alone uses hydra.run.dir and hydra.sweep.dir")
     packaged = Path(__file__).parents[1] / "conf"
     conf = packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
     config_dirs = [conf, *([Path(known.config_dir).absolute()] if known.config_dir else [])]

@@ -163,9 +163,9 @@ def _named(path: Path | str, name: str, checkpoint: str) -> NamedModel:
     settings = read_settings(run / "config.yaml")
     with naming(run / "config.yaml"):
         parse_saved_model(settings.get("model"))
-        for group, name in (("data", "segment_len"), ("eval", "segment_len"), ("trainer", "precision")):
-            if name not in settings.get(group, {}):
-                raise UserError(f"it is of another version: {group}.{name} is missing")
+        for group, own in (("data", "segment_len"), ("eval", "segment_len"), ("trainer", "precision")):
+            if own not in settings.get(group, {}):
+                raise UserError(f"it is of another version: {group}.{own} is missing")
     return NamedModel(name=name, path=str(path), run=run, checkpoint=checkpoint, settings=settings)
 
 

@@ -114,7 +114,8 @@ def _answer(
         ids, unknown, text_bytes = encode(text)
     except UserError as error:
         if not may_skip:
-            raise UserError(f"texts={config.texts}, {error}; with unknown=skip it is left out") from error
+            way = "" if tokenizer.kind == "symbol" else "; with context=none unknown=skip it is left out"
+            raise UserError(f"texts={config.texts}, {error}{way}") from error
         _print_text(config, number, text, TextScore(), error=str(error))
         return None
     nats = scorer.read(ids)

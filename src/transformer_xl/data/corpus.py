@@ -176,7 +176,7 @@ def write_sidecar(
         for one in sources
     ]
     # The lines that `sha256sum` prints: names belong to the corpus, since they place a file in its split.
-    lines = [f"{one['sha256']}  {one['path']}\n" for one in described]
+    lines = [f"{one['sha256']}  {one['path']}\n" for one in sorted(described, key=lambda one: str(one["path"]))]
     if not sources:  # documents from outside are known by what came of them
         lines = [file_sha256(folder / f"{split}.bin") for split in SPLITS]
     sidecar = {

@@ -15,10 +15,10 @@ from transformer_xl.registry import register
 
 
 class AlibiConfig(PositionConfig):
-    """The slope of head n of N is steepest^((n + 1) / N)."""
+    """The slope of head n of N is last_slope^((n + 1) / N)."""
 
     kind: str = "alibi"
-    steepest: float = 2.0**-8
+    last_slope: float = 2.0**-8
 
 
 @register("position", "alibi", config=AlibiConfig)
@@ -31,7 +31,7 @@ class Alibi(PositionEncoding):
         heads = torch.arange(1, self.config.n_head + 1, device=like.device, dtype=like.dtype)
         distance_S = descending_distances(keys=keys, clamp_len=clamp_len, device=like.device)
         return {
-            "bias_NS": torch.outer(self.settings.steepest ** (heads / self.config.n_head), -distance_S.to(like.dtype))
+            "bias_NS": torch.outer(self.settings.last_slope ** (heads / self.config.n_head), -distance_S.to(like.dtype))
         }
 
     def scores(self, query_BTNH: Tensor, key_BSNH: Tensor, encoding: Encoding) -> Tensor:

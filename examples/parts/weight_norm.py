@@ -18,6 +18,6 @@ class WeightNorm(Callback):
         self.every = settings.every
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step % self.every == 0:
+        if trainer.global_step % self.every == 0 and batch.micro + 1 == trainer.accumulate_grad_batches:
             squares = sum(weight.detach().square().sum() for weight in module.model.parameters())
             module.log("train/weight_norm", squares.sqrt())

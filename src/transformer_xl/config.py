@@ -76,7 +76,7 @@ _SET_HERE = (
     *("barebones", "callbacks", "default_root_dir", "fast_dev_run", "logger", "overfit_batches", "plugins"),
     *("reload_dataloaders_every_n_epochs", "use_distributed_sampler"),
 )
-"""Arguments of Trainer that this program sets."""
+"""Arguments of Trainer that have no use here."""
 
 
 class TrainerConfig(Settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ class DamagedError(UserError):
 
 
 class Stopped(BaseException):  # no error: `except Exception` must let it pass
-    """The run was asked to stop, has saved its checkpoint, and can be resumed; `exit_code` is the process's."""
+    """The run was asked to stop, or lost a process: the message says how to go on; `exit_code` is the process's."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -62,11 +61,3 @@ def atomic_write(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]
         with suppress(OSError):
             temporary.unlink()
         raise
-
-
-def program(command: str) -> str:
-    """Return how a command is started, in the form in which this process was: `python train.py` or `txl-train`."""
-    started = Path(sys.argv[0])
-    if started.name.startswith("txl-"):
-        return f"txl-{command}"
-    return f"python {command}.py"

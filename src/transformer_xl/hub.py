@@ -24,7 +24,7 @@ def fetch(name: str, files: Sequence[str], *, kind: str = "model") -> Path:
     Raises:
         UserError: there is no such repository or revision, or neither the Hub nor the cache has it.
     """
-    # else the client asks the Hub for a list of programs that it may be run by, and reports which one it is
+    # set before the import, or the client reports to the Hub which program uses it
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
 

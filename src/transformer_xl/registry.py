@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transformer_xl.errors import UserError
@@ -91,6 +94,12 @@ def nearest(name: str, known: list[str]) -> str:
 
 loaded: dict[str, str] = {}
 """Plugin, as it was named -> sha256 of its file."""
+
+
+def program(command: str) -> str:
+    """Return how a command is started, as this process was: `python train.py` or `txl-train`, with its plugins."""
+    name = f"txl-{command}" if Path(sys.argv[0]).name.startswith("txl-") else f"python {command}.py"
+    return f"{name} plugins={shlex.quote('[' + ','.join(loaded) + ']')}" if loaded else name
 
 
 def _origin(factory: Callable[..., Any]) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl import processes
 from transformer_xl.config import Config, WandbConfig
-from transformer_xl.errors import Stopped, UserError, program
+from transformer_xl.errors import Stopped, UserError
 from transformer_xl.interop.load import load_model
-from transformer_xl.registry import lookup
+from transformer_xl.registry import lookup, program
 from transformer_xl.resume import Found, newest_checkpoint, refuse_changes
 from transformer_xl.run_folder import (
     AUTO,

@@ -10,9 +10,6 @@ PERPLEXITY = "ppl"
 BITS_PER_CHARACTER = "bpc"
 BITS_PER_BYTE = "bpb"
 
-MUCH_UNKNOWN = 0.05
-"""Share of unknown tokens from which on a score is no longer what it seems."""
-
 
 class Score(NamedTuple):
     """A mean loss in nats and the number of targets it was taken over; NaN over none."""

@@ -25,8 +25,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from transformer_xl import registry
-from transformer_xl.errors import UserError, first_line, program
-from transformer_xl.registry import nearest
+from transformer_xl.errors import UserError, first_line
+from transformer_xl.registry import nearest, program
 from transformer_xl.settings import Settings, defaults, parse
 
 S = TypeVar("S", bound=Settings)

@@ -16,18 +16,19 @@ from transformer_xl.build import Built
 from transformer_xl.commands.tables import print_table
 from transformer_xl.config import EvalConfig
 from transformer_xl.data.lanes import Dataset, beside_scores, unit_of
-from transformer_xl.errors import program
 from transformer_xl.inference.evaluate import compressed_bits, context_of, read_split, unigram_score
 from transformer_xl.interop.native import model_weights, read_checkpoint
 from transformer_xl.processes import is_main
+from transformer_xl.registry import program
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Summary, shown
-from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, MUCH_UNKNOWN, PERPLEXITY, Score, in_words
+from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Score, in_words
 from transformer_xl.settings import plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training.checkpoint import validation_is_due
 from transformer_xl.training.wandb import UPLOAD_WITH, optional
 
+_MUCH_UNKNOWN = 0.05  # share of tokens from which on a score is no longer what it seems
 _COMPRESSED_BYTES = 20_000_000
 _POINTS = 60
 """At least as many of a long training's losses are drawn, each the mean of its neighbours."""
@@ -252,7 +253,7 @@ def _cells(row: Row, corpus: Dataset, units: list[str]) -> list[str]:
 def words_on_unknown(corpus: Dataset) -> str | None:
     """Say of scores on much that is unknown that they look better than they are."""
     shares = {split: share for split, share in _unknown(corpus).items() if split != "train"}
-    if max(shares.values(), default=0) <= MUCH_UNKNOWN:
+    if max(shares.values(), default=0) <= _MUCH_UNKNOWN:
         return None
     said = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
     return (

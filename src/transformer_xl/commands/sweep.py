@@ -21,7 +21,8 @@ import yaml
 from transformer_xl.commands.call import Call, key_of
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.tables import print_table, printable
-from transformer_xl.errors import atomic_write, program
+from transformer_xl.errors import atomic_write
+from transformer_xl.registry import program
 from transformer_xl.run_folder import Summary, claim, moment, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
@@ -93,7 +94,7 @@ def run_sweep(call: Call) -> int:
     print_jobs(done)
     _print_seeds(done)
     if received or code == _INTERRUPTED:
-        typed = [word for word in call.command[1:] if key_of(word) not in ("resume", "hydra.sweep.dir")]
+        typed = [word for word in call.command[1:] if key_of(word) not in ("plugins", "resume", "hydra.sweep.dir")]
         go_on = f"{program('train')} {shlex.join(typed)} resume=auto hydra.sweep.dir={shlex.quote(shown(folder))}"
         print(f"the sweep was stopped; go on with: {go_on}", file=sys.stderr)
         return code if code not in (0, 1, 2) else 128 + received[0]

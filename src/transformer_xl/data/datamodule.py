@@ -19,12 +19,12 @@ class LaneDataModule(LightningDataModule):
     Args:
         corpus: opened, its token files ready.
         batch_size: lanes of training over all processes together.
-        segment_len: tokens per step and lane.
+        segment_len: tokens of a segment, T.
         segments: which positions each segment of training holds; None: equal ones of `segment_len`.
         lane_chunks: parts in which a step's lanes go through the device; set the trainer's `accumulate_grad_batches` to
             as many times the segments of a step.
         eval_batch_size: lanes of validation and test; None: `batch_size`.
-        eval_segment_len: tokens per step and lane there; None: `segment_len`.
+        eval_segment_len: tokens of a segment there; None: `segment_len`.
         eval_stride: distance of windows of `eval_segment_len` that are each read without memory; None: segments.
         steps: optimizer steps of the one epoch that the trainer then sees, which go on over the ends of the corpus;
             0: nothing is trained, and the training split may be of any length.

@@ -120,7 +120,7 @@ def windows(flat: Flat, part: range, split_point: Callable[[bytes], int]) -> Ite
 def split_documents(
     flat: Flat, cut: Cut, *, are_documents: bool, limit: int | None, folder: Path
 ) -> tuple[Flat, list[range]]:
-    """Divide documents into training, validation and test, at borders of the text that hang on no tokenizer.
+    """Divide documents into training, validation and test, at borders of the text that depend on no tokenizer.
 
     `limit`: bytes (or ids) of validation and of test by `fraction`; what a share has above it is training's. `folder`
     gets a copy where documents have to be sorted.

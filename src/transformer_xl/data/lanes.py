@@ -1,4 +1,4 @@
-"""Lanes, the parallel strands into which one ordered stream of tokens is laid out; and the segments they are read in.
+"""Lanes, contiguous parts of one ordered stream of tokens, read in parallel; and the segments they are read in.
 
 A lane has `lane_len` positions (p); lane numbers are global, over all ranks. The stream is a split's tokens in the
 order of their file, or document by document in another order each epoch. Letters: B lanes, T positions.
@@ -31,7 +31,7 @@ _DRAWN_TOGETHER = 256
 
 
 class Segment(NamedTuple):
-    """Positions of some lanes: inputs, next tokens (or `NOT_COUNTED`), and where a document begins."""
+    """Positions of some lanes: inputs, next tokens (or `NOT_COUNTED`), and where memory is reset."""
 
     tokens_BT: NDArray[np.int64]
     targets_BT: NDArray[np.int64]

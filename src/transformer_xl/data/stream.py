@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     Args:
         tokens_BT: inputs, int64.
         targets_BT: the next token of the same lane, int64; -100 is not counted.
-        resets_BT: True where a document begins, bool.
+        resets_BT: True where memory is reset before the token is read, bool.
         counted: targets that the whole optimizer step counts, over all ranks and micro-batches.
         step: optimizer step, from 1; in an evaluation the segment or window, from 1.
         micro: place within the step, from 0.

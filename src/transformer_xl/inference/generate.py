@@ -250,7 +250,7 @@ def first_tokens(tokenizer: Tokenizer) -> list[int]:
     raise UserError(f"prompt is empty, and the {tokenizer.kind} vocabulary has nothing to begin after: give a prompt")
 
 
-# ---- Python's way in
+# ---- Python API
 
 
 class _Arguments(SamplingParams):

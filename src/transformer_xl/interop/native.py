@@ -27,7 +27,7 @@ from transformer_xl.settings import parse_kind, plain, replace
 
 CHECKPOINT_FORMAT = 3
 _READABLE_FORMATS = (2, 3)
-"""Of which a model can be loaded; runs of 2, before the redesign, cannot go on."""
+"""Of which a model can be loaded; a run of format 2 cannot go on."""
 FORMAT = "transformer_xl"
 _FORMAT_VERSION = 2
 MODEL_PREFIX = "model."
@@ -88,7 +88,7 @@ def _checked(path: Path, contents: Any) -> dict[str, Any]:
     checkpoint: dict[str, Any] = contents if isinstance(contents, dict) else {}
     version = checkpoint.get("format_version")
     if version not in _READABLE_FORMATS:
-        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {CHECKPOINT_FORMAT}")
+        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {_READABLE_FORMATS}")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
     if missing:
         raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")

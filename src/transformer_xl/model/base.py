@@ -31,7 +31,7 @@ class Context:
         segment_len: tokens of a segment, T.
         mem_len: how many tokens from before a segment are kept; None: the model's own.
         clamp_len: distances above it count as it; None: no limit.
-        same_length: whether each query sees the same number of keys.
+        same_length: whether each query sees at most `mem_len` keys, itself included.
         stride: None: memory goes from segment to segment; else windows without memory, each so many tokens further.
     """
 
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module, ABC):
         self.clusters = Clusters(config, vocab_size=vocab_size)
         self.mem_len = config.mem_len  # of the memory that `empty_memory` makes unless told otherwise
         self.clamp_len = config.clamp_len  # distances above it count as it; None: no limit
-        self.same_length = config.same_length  # whether each query sees the same number of keys
+        self.same_length = config.same_length  # whether each query sees at most `mem_len` keys
         self.max_segment_len = self.longest_segment(config)
         self.embedding = AdaptiveEmbedding(self.clusters)
 

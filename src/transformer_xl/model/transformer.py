@@ -166,9 +166,9 @@ class SegmentRead(NamedTuple):
 class Transformer(LanguageModel):
     """Transformer-XL, and what differs from it in positions, norms and feed-forward networks.
 
-    With RMSNorm before each half there is a last norm after the layers (none with LayerNorm, as published), and initial
-    weights are GPT-2's (Radford et al., 2019): what is added to the hidden states is drawn sqrt(2 L) times smaller, so
-    that their sum does not grow with the layers.
+    With RMSNorm what is added to the hidden states is drawn sqrt(2 L) times smaller, as in GPT-2 (Radford et al.,
+    2019), so that their sum does not grow with the layers; before each half (`pre_norm`) it has a last norm after the
+    layers too. LayerNorm has neither, as published.
     """
 
     config: TransformerConfig

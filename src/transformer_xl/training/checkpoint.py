@@ -18,7 +18,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer
 
 from transformer_xl.data.stream import Batch
-from transformer_xl.errors import Stopped, UserError, atomic_write, program
+from transformer_xl.errors import Stopped, UserError, atomic_write
+from transformer_xl.registry import program
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
 from transformer_xl.training.stopping import EXIT_CODES, OUT_OF_TIME, StopSignals, agreed
@@ -88,7 +89,7 @@ class Checkpoints(Callback):
     """Writes `last.ckpt` at intervals, after validations, at a stop and at the end; `best.ckpt` at the best validation.
 
     A step that also validates is written twice: before the validation, noted as due, so that no evaluation holds the
-    step hostage, and after it with its outcome. A run that goes on from the first holds the validation before anything
+    step back, and after it with its outcome. A run that goes on from the first holds the validation before anything
     else. The newest checkpoints before `last.ckpt` stay as `step-N.ckpt`: it might be found damaged.
 
     Args:

@@ -116,7 +116,7 @@ class Schedule:
         return self._factor(step)
 
     def validated(self, loss: float) -> None:
-        """Hear of a validation loss."""
+        """Update the schedule with a validation loss."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what cannot be computed from the step."""
@@ -147,7 +147,7 @@ def _constant(settings: SchedulerConfig, total_steps: int) -> Callable[[int], fl
 
 
 class CosineConfig(SchedulerConfig):
-    """Half a cosine from the peak to `min_lr` over `total_steps`; -1: the run's."""
+    """Half a cosine from the peak to `min_lr`, reached after `total_steps`; -1: the run's."""
 
     total_steps: Annotated[int, Field(ge=-1)]
     min_lr: Amount

@@ -72,7 +72,7 @@ class StopSignals:
             raise stopped_by(self.received)
         if self._speaks:
             with contextlib.suppress(OSError):
-                os.write(2, f"\n{self.received.name}: stopping after this batch; Ctrl-C ends at once\n".encode())
+                os.write(2, f"\n{self.received.name}: stopping after this step; Ctrl-C ends at once\n".encode())
 
 
 def stopped_by(received: signal.Signals) -> Stopped:

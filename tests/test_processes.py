@@ -132,3 +132,15 @@ def test_a_script_may_train_twice_on_two_processes(text_file: Path, tmp_path: Pa
     said = [line for line in done.stdout.splitlines() if "finished" in line]
     assert set(said) == {"one finished 2", "two finished 2"}  # the second run's other process passes the first
     assert said.count("two finished 2") == 1
+
+
+def test_a_process_whose_starter_has_ended_before_it_looks_ends_too() -> None:
+    late = "import time; time.sleep(1); from transformer_xl import processes\nwith processes.together(): time.sleep(60)"
+    starter = f"""if True:
+        import os, subprocess, sys
+        from transformer_xl import processes
+        processes.announce({{}})
+        subprocess.Popen([sys.executable, "-c", {late!r}], env=os.environ | {{"LOCAL_RANK": "1"}})"""
+    subprocess.run(
+        [sys.executable, "-c", starter], stdout=subprocess.PIPE, timeout=20, check=True
+    )  # both hold the pipe

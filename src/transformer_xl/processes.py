@@ -133,7 +133,8 @@ def together() -> Iterator[None]:
     if _all_start_at_once():
         _join()
     elif not is_main():
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
+        parent = json.loads(os.environ[_RUN])["pid"]  # which may have ended by now
+        threading.Thread(target=_end_with_parent, args=(parent,), name="parent", daemon=True).start()
     try:
         yield
     finally:
@@ -204,7 +205,7 @@ def _broadcast(box: list[Any]) -> None:
 
 def announce(run: dict[str, Any]) -> None:
     """Leave the run in the environment, for the processes that Lightning's launcher starts."""
-    os.environ.setdefault(_RUN, json.dumps(run))
+    os.environ.setdefault(_RUN, json.dumps(run | {"pid": os.getpid()}))
 
 
 # ---- how processes end

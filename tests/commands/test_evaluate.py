@@ -230,7 +230,7 @@ def test_scores_join_the_runs_own_figures_in_wandb(
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "nothing there": (lambda run: ["run=./nowhere"], "run=./nowhere: there is nothing of this name"),
+    "nothing there": (lambda run: ["run=./nowhere"], "nothing of this name (outputs/ holds no run)"),
     "more lanes than predictions": (lambda run: [f"run={run}", "eval.batch_size=99999"], "eval.batch_size is 99999"),
     "a damaged record": (lambda run: [f"run={run.parent / 'damaged'}"], "evaluation.json must hold a JSON object"),
     "another version": (

@@ -131,7 +131,8 @@ def _matching(name: str) -> list[Path | str]:
         return [model for models in found for model in models]
     if not path.exists() and (not may_be_on_hub(name) or path.parent.exists()):
         known = [str(config.parent) for config in OUTPUTS.glob("*/config.yaml")]
-        raise UserError(f"run={name}: there is nothing of this name ({nearest(name, known or ['none'])})")
+        near = nearest(name, known) if known else f"{OUTPUTS}/ holds no run"
+        raise UserError(f"run={name}: there is nothing of this name ({near})")
     return [*_jobs(path)] or [path if path.exists() else name]
 
 

@@ -30,7 +30,7 @@ CHOSEN = {
     "weight_norm": ["+callbacks.weight_norm.every=2"],
     "csv_log": ["logger=csv", "logger.flush=1"],
     "nibbles": ["data.tokenizer=nibbles"],
-    "alibi": ["model/position=alibi", "model.position.steepest=0.01"],
+    "alibi": ["model/position=alibi", "model.position.last_slope=0.01"],
     "sums": ["data=sums", "data.digits=1", "data.sums=300", "data.tokenizer=char"],
 }
 """File of a part -> what chooses it."""

@@ -36,7 +36,7 @@ from transformer_xl.run_length import RunLength
 from transformer_xl.settings import plain, replace
 from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage, added_callbacks
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
-from transformer_xl.training.module import LanguageModule, TrainNll
+from transformer_xl.training.module import LanguageModule
 from transformer_xl.training.recorder import Recorder
 from transformer_xl.training.stopping import leave_signals_alone
 
@@ -117,7 +117,7 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
 
 def module(config: Config, model: LanguageModel) -> LanguageModule:
     """Make the LightningModule."""
-    train_nll: TrainNll | None = None
+    train_nll: Callable[..., Any] | None = None
     if config.compile:
         assert isinstance(model, Transformer)
         train_nll = compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")

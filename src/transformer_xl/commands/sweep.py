@@ -134,7 +134,7 @@ def print_jobs(jobs: Sequence[Job]) -> None:
     """
     best_first = sorted(jobs, key=lambda job: math.inf if job.objective is None else job.objective)
     columns: dict[str, list[str]] = {
-        "job": [str(job.number) for job in best_first],
+        "job": [str(job.number + 1) for job in best_first],
         "overrides": [job.label for job in best_first],
         "objective (val/loss, nats)": ["-" if job.objective is None else f"{job.objective:.6g}" for job in best_first],
         "test": [_score(job) for job in best_first],
@@ -146,7 +146,7 @@ def print_jobs(jobs: Sequence[Job]) -> None:
     shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"} or name.startswith("objective")}
     print_table(list(shown), list(zip(*shown.values(), strict=True)))
     if len(jobs) > 1 and best_first[0].objective is not None:
-        print(f"best: job {best_first[0].number}, {best_first[0].label}")
+        print(f"best: job {best_first[0].number + 1}, {best_first[0].label}")
 
 
 def _score(job: Job, memory: int | None = None) -> str:

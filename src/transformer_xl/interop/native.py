@@ -88,7 +88,7 @@ def _checked(path: Path, contents: Any) -> dict[str, Any]:
     checkpoint: dict[str, Any] = contents if isinstance(contents, dict) else {}
     version = checkpoint.get("format_version")
     if version not in _READABLE_FORMATS:
-        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads {_READABLE_FORMATS}")
+        raise UserError(f"{path} has checkpoint format {version!r}, and this version reads 2 and 3")
     missing = [name for name in ("config", "vocabulary", "state_dict") if not isinstance(checkpoint.get(name), dict)]
     if missing:
         raise UserError(f"{path} is not a whole checkpoint: it lacks {', '.join(missing)}")

@@ -25,8 +25,6 @@ from transformer_xl.training import metrics
 from transformer_xl.training.metrics import MemoryGain, TokenLoss
 from transformer_xl.training.optim import Schedule, clip_by_norm, make_optimizer, make_schedule, parameter_groups
 
-TrainNll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
-
 
 class StepRecord(NamedTuple):
     """What is known of an optimizer step when it has ended; tensors are on the device.
@@ -82,7 +80,7 @@ class LanguageModule(LightningModule):
         memory_gain_tokens: int = 0,
         seed: int = 1,
         save_memory: bool = True,
-        train_nll: TrainNll | None = None,
+        train_nll: Callable[..., TokenLosses] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, LanguageModel):

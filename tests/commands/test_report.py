@@ -158,4 +158,4 @@ def test_a_sweeps_table_shows_each_vocabularys_own_unit(capsys: pytest.CaptureFi
     header, *rows, best = capsys.readouterr().out.splitlines()
     assert "start of test" not in header
     assert [row.split()[3:5] for row in rows] == [["1.5000", "bpc"], ["60.0000", "ppl"], ["1.1250", "bpb"]]
-    assert best == "best: job 0, data=bytes"
+    assert best == "best: job 1, data=bytes"

@@ -18,11 +18,11 @@ def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> Non
     assert [record["objective"] for record in records] == [3.5, None, None]
     header, *rows, best = done.stdout.splitlines()
     assert "objective (val/loss, nats)" in header
-    assert [row.split()[0] for row in rows] == ["0", "1", "2"], "the best first"
+    assert [row.split()[0] for row in rows] == ["1", "2", "3"], "the best first"
     assert [row.split()[1] for row in rows] == ["name=fine", "name=bug", "name=no_objective"], (
         "what all share is left out"
     )
-    assert best == "best: job 0, name=fine"
+    assert best == "best: job 1, name=fine"
     assert "job 2 of 3: name=bug" in done.stderr
     assert [" 3.5 " in row for row in rows] == [True, False, False]
     assert ["finished" in row for row in rows] == [True, False, True]

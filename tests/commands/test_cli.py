@@ -32,6 +32,8 @@ MISTAKES = {
     ("name=",): ["name is empty"],
     ("hydra.run.dir=/dev/null/x",): ["/dev/null/x", "Not a directory"],
     ("-m", "hydra.sweep.dir=/dev/null/x", "seed=1,2"): ["/dev/null/x", "Not a directory"],
+    ("-m", "hydra.run.dir=x", "seed=1,2"): ["hydra.run.dir has no effect in a sweep"],
+    ("hydra.sweep.dir=x",): ["hydra.sweep.dir has no effect without a sweep"],
     ("plugins=[nowhere.py]",): ["plugins=nowhere.py names no file"],
     ("plugins=[no_such_module]",): ["plugins=no_such_module names no module"],
     ("trainer.max_step=3",): ["trainer.max_step", "nearest is max_steps"],

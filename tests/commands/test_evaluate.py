@@ -15,7 +15,7 @@ import pytest
 
 import transformer_xl as txl
 from tests.conftest import Outcome, tiny_overrides
-from transformer_xl.commands import cli
+from transformer_xl.commands import cli, evaluation
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.models import find_models
 from transformer_xl.commands.train import train_by_command as train
@@ -80,6 +80,20 @@ def test_lists_give_a_row_for_each_value_and_pictures(run: Outcome, capsys: pyte
     assert "what memory is worth is told by a model trained without it" in out
     for name in ("score_by_memory", "loss_by_position", "loss_by_distance"):
         assert (pictures_of(run.folder) / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_is_kept_where_a_later_reading_fails(run: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = evaluation.measure
+
+    def failing(subject: Any, reading: Any, config: Any) -> Any:
+        if reading.mem_len == 0:
+            raise MemoryError
+        return measure(subject, reading, config)
+
+    monkeypatch.setattr(evaluation, "measure", failing)
+    assert call(f"run={run.folder}", "eval.mem_len=[3,0]", "eval.max_tokens=37") == 1
+    (result,) = results_of(run.folder)
+    assert (result["mem_len"], result["max_tokens"]) == (3, 37)
 
 
 def test_a_model_without_a_run_reads_the_corpus_that_the_command_names(run: Outcome, text_file: Path) -> None:

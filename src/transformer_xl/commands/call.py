@@ -207,7 +207,11 @@ def read(name: str, command: Sequence[str]) -> Call:
     rows, overrides = _with_rows(overrides, config_dirs)
     call = Call(name, list(command), config_dirs, overrides, rows, known.multirun, known.shows)
     _store_parts(config_dirs)
-    return replace(call, is_sweep=True) if rows and not known.multirun and len(call.jobs()) > 1 else call
+    call = replace(call, is_sweep=known.multirun or (bool(rows) and len(call.jobs()) > 1))
+    other = "hydra.run.dir" if call.is_sweep else "hydra.sweep.dir"
+    if other in call.given:
+        raise UserError(f"{other} has no effect {'in' if call.is_sweep else 'without'} a sweep")
+    return call
 
 
 def key_of(line: str) -> str:

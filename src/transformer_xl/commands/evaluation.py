@@ -76,13 +76,17 @@ def evaluate_models(config: EvaluateConfig, *, command: Sequence[str], given: fr
         check_can_publish(model)
     for model in models[1:]:  # what cannot be read is said before anything is
         open_subject(model, config, given=given)
-    rows = []
-    for model in models:
-        subject = open_subject(model, config, given=given)
-        _tell(f"{model.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
-        rows += [measure(subject, reading, config) for reading in subject.readings]
-    pictures = run_folder.claim((folder or OUTPUTS) / "evaluation", f"{run_folder.moment()}-{config.split}")
-    record = add_record(folder or pictures, rows, command=command, pictures=pictures)
+    rows: list[Row] = []
+    try:
+        for model in models:
+            subject = open_subject(model, config, given=given)
+            _tell(f"{model.name}: {subject.loaded.described}; {subject.data.name}, {config.split} split")
+            for reading in subject.readings:
+                rows.append(measure(subject, reading, config))
+    finally:  # what was measured is kept, whatever ends the rest
+        if rows:
+            pictures = run_folder.claim((folder or OUTPUTS) / "evaluation", f"{run_folder.moment()}-{config.split}")
+            record = add_record(folder or pictures, rows, command=command, pictures=pictures)
     print_rows(rows)
     print(f"Numbers: {record}; pictures: {pictures}/")
     draw(rows, pictures)

@@ -23,8 +23,6 @@ _ENDS_OF_DOCUMENTS = (
     *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|im_end|>"),
 )
 """Special tokens that stand behind a text where a tokenizer has them, the first of them before the others."""
-_BYTES = 256
-"""Symbols that byte-level BPE begins with."""
 # Merging takes the square of a word's length, and a text can be one word: DNA, base64, a line of blanks.
 _LONG_WORD = re.compile(r"(\w{256}|\s{256}|[^\w\s]{256})")
 # The splitting of GPT-2, of cl100k, and of all that are made like them (Llama 3, Qwen, DeepSeek and others) ends a

@@ -56,6 +56,7 @@ def open_wandb(config: WandbConfig, *, folder: Path, name: str, run_id: str, set
     """
     for kind in ("data", "cache", "config"):  # else below the user's home, which may be missing or read-only
         os.environ.setdefault(f"WANDB_{kind.upper()}_DIR", str(folder / "wandb" / kind))
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of W&B's own: it holds up the end where no server answers
     mode, reason = os.environ.get("WANDB_MODE", config.mode), "as chosen"
     try:
         if mode == "auto":

@@ -42,6 +42,7 @@ def test_each_job_gets_its_settings(project: Any) -> None:
     assert not (project.cwd / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_was_interrupted_ends_the_sweep(project: Any) -> None:
     done = project.run("-m", "name=interrupt,fine")
     assert done.returncode == 130
@@ -50,6 +51,7 @@ def test_a_job_that_was_interrupted_ends_the_sweep(project: Any) -> None:
     assert "exit status 130" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: signal.Signals) -> None:
     process = subprocess.Popen(

@@ -52,6 +52,7 @@ def test_what_stands_before_a_document_changes_nothing_in_it(tiny_run: Run, fold
     assert not torch.allclose(log_probs[1, len(first) + 1 :], alone[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_trained_model_reads_documents_with_the_end_that_it_knows_or_without(
     tiny_run: Run, folder: Path, text_file: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_resume_refuses_another_text(tiny_run: Run, tmp_path: Path, capsys: pyte
     assert "the text has changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_kilobytes_of_repeated_text_are_learnt_by_heart(tmp_path: Path, tiny_run: Run) -> None:
     path = tmp_path / "repeated.txt"
     sentence = "Targets are the next token, across segment borders and lanes; nothing is shifted twice. "

@@ -226,6 +226,7 @@ def test_the_best_checkpoint_is_named_again_where_a_kill_came_first(tiny_run: Ru
     assert killed.checkpoint("best")["global_step"] == best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "steps"),
     [

@@ -31,6 +31,7 @@ def test_what_half_a_loss_leaves_out_changes_the_loss_and_nothing_that_is_read(t
     assert torch.equal(memory["hidden_LBMD"], other["hidden_LBMD"])
 
 
+@pytest.mark.slow
 def test_a_run_counts_each_prediction_once_in_windows(tiny_run: Run) -> None:
     whole = ["trainer.limit_test_batches=null", "callbacks.report.memory_tokens=100000"]
     windows = tiny_run(*whole, "eval.stride=2", name="windows").summary["metrics"]

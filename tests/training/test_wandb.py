@@ -87,6 +87,7 @@ def test_wandb_and_metrics_file_say_the_same(offline: Outcome) -> None:
     assert logged == offline.values("train/loss")
 
 
+@pytest.mark.slow
 def test_wandb_mode_wins(text_file: Path, tmp_path: Path) -> None:
     outcome = run_watched(text_file, tmp_path, WANDB_MODE="disabled")
     assert outcome.status == 0, outcome.stderr
@@ -112,6 +113,7 @@ def silent_server() -> Iterator[str]:
     server.close()
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_means_offline_in_one_line_within_seconds(
     text_file: Path, tmp_path: Path, silent_server: str
 ) -> None:

@@ -47,7 +47,7 @@ from transformer_xl.settings import plain
 _NOT_OF_THE_TOKENS = {*DataConfig.model_fields} - {"kind"} | {
     *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download")
 }
-"""Settings on which the token files do not hang, or that stand in the key in another form."""
+"""Settings on which the token files do not depend, or that stand in the key in another form."""
 
 Announce = Callable[[str], None]
 
@@ -214,7 +214,7 @@ def _build(
 
 
 def _known(config: Any, given: Tokenizer | None) -> Tokenizer | None:
-    """Return what the ids stand for, where that hangs on no text; a broken file is found before long work."""
+    """Return what the ids stand for, where that depends on no text; a broken file is found before long work."""
     if isinstance(config, TokensConfig):
         return SymbolTokenizer(config.vocab_size) if config.vocab_size else load_vocabulary(str(config.vocabulary))
     if given is not None and config.newline == "drop" and given.kind != "word" and not given.strips_newlines:

@@ -33,7 +33,7 @@ _HEADERS = {
 
 @registry.register("corpus", "stdlib", StdlibConfig)
 def stdlib_sources(config: StdlibConfig, *, announce: Callable[[str], None]) -> Sources:
-    """Find the source of Python's standard library; each file's split hangs on its own name alone."""
+    """Find the source of Python's standard library; each file's split depends on its own name alone."""
     root = Path(sysconfig.get_paths()["stdlib"])
     setting = f"data=stdlib reads *.py below {str(root)!r}"
     try:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ _LONGEST = 64 << 20
 _LEARNING_WINDOW = 1 << 20
 _WORTH_PROCESSES_S = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
+Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
 _LINE_END = re.compile(rb"\r\n|[\r\n]")
 
 
@@ -193,17 +194,6 @@ def _chosen(flat: Flat, mask: NDArray[np.bool_]) -> Iterator[Part]:
                 yield part
 
 
-class EncodedWindow(NamedTuple):
-    """A window as ids, and the places in them where documents begin.
-
-    `counts`: ids for what the vocabulary lacks, bytes of text that decoding gives back, and bytes that it does not.
-    """
-
-    ids: NDArray[Any]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """Turns ranges of documents into ids; `strips`: without line ends; `end`: the id behind each document."""
@@ -213,8 +203,12 @@ class Encoder:
     strips: bool
     end: int | None
 
-    def encode(self, window: list[Part]) -> EncodedWindow:
-        """Return the ids of documents; `UserError` naming the place of what cannot be said."""
+    def encode(self, window: list[Part]) -> Encoded:
+        """Return the ids of documents, where in them documents begin, and counts.
+
+        Counted: ids for what the vocabulary lacks, bytes of text that decoding gives back, bytes that it does not.
+        `UserError` naming the place of what cannot be said.
+        """
         ids: list[Any] = []
         starts, size, counts = [], 0, np.zeros(3, np.int64)
         for part in window:
@@ -225,7 +219,7 @@ class Encoder:
             size += len(found) + len(ends)
             counts += numbers
         joined = np.concatenate(ids, dtype=token_dtype(self.tokenizer.size), casting="unsafe")
-        return EncodedWindow(joined, np.array(starts, START_DTYPE), counts)
+        return joined, np.array(starts, START_DTYPE), counts
 
     def _encoded(self, part: Part) -> tuple[NDArray[Any], int, int, int]:
         text = _stripped(part, self.strips)
@@ -276,7 +270,7 @@ class Encoder:
         named = zip(("unknown", "text_bytes", "lost_bytes"), counts.tolist(), strict=True)
         return {"tokens": tokens, "documents": documents, **dict(named)}
 
-    def _all(self, part: range, *, spread: bool) -> Iterator[EncodedWindow]:
+    def _all(self, part: range, *, spread: bool) -> Iterator[Encoded]:
         """Yield the ids of a range, window by window, from all cores once that is worth it."""
         waiting = windows(self.flat, part, self.tokenizer.split_point)
         cores = len(os.sched_getaffinity(0)) if spread else 1
@@ -289,7 +283,7 @@ class Encoder:
         else:
             return
         with ProcessPoolExecutor(cores, get_context("fork"), _prepare_worker, (self,)) as pool:
-            found: deque[Future[EncodedWindow]] = deque()
+            found: deque[Future[Encoded]] = deque()
             try:
                 for window in waiting:
                     found.append(pool.submit(_encode, window))
@@ -319,7 +313,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode(window: list[Part]) -> EncodedWindow:
+def _encode(window: list[Part]) -> Encoded:
     return _worker_encoder.encode(window)
 
 

@@ -29,7 +29,7 @@ from transformer_xl.inference.generate import Session, supports_unequal
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.interop.native import CHECKPOINT_FORMAT
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model.compiled import compiled_nll
+from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
 from transformer_xl.run_length import RunLength
@@ -117,10 +117,10 @@ def model(run: Run, corpus: Dataset) -> LanguageModel:
 
 def module(config: Config, model: LanguageModel) -> LanguageModule:
     """Make the LightningModule."""
-    train_nll: Callable[..., Any] | None = None
+    training_losses: Callable[..., Any] | None = None
     if config.compile:
         assert isinstance(model, Transformer)
-        train_nll = compiled_nll(model, segment_len=config.data.segment_len, backend="inductor")
+        training_losses = compiled_losses(model, segment_len=config.data.segment_len, backend="inductor")
     return LanguageModule(
         model,
         optimizer=config.optimizer,
@@ -129,7 +129,7 @@ def module(config: Config, model: LanguageModel) -> LanguageModule:
         memory_gain_tokens=config.callbacks.memory_gain.max_tokens,
         seed=config.seed,
         save_memory=config.callbacks.checkpoint.save_memory,
-        train_nll=train_nll,
+        training_losses=training_losses,
     )
 
 

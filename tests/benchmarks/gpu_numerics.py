@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.benchmarks.gpu_works import Setting, random_ids
 from transformer_xl.model.attention import AttentionMask, Distances, attention_mask, plain_attention
 from transformer_xl.model.base import make_model
-from transformer_xl.model.compiled import compiled_nll
+from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import replace
@@ -121,22 +121,22 @@ def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
             torch.manual_seed(0)
             model = make_model(config, vocab_size=setting.vocab_size("txl_base_nvidia")).to(setting.device).train()
             assert isinstance(model, Transformer)
-            nll = model.nll
+            read = model.training_losses
             if compiles:
                 torch._dynamo.reset()  # else the graphs of several models count as one's
-                nll = compiled_nll(model, segment_len=segment_len, backend=setting.backend)
-            losses.append(_losses(setting, model, nll, segment_len=segment_len))
+                read = compiled_losses(model, segment_len=segment_len, backend=setting.backend)
+            losses.append(_losses(setting, model, read, segment_len=segment_len))
         error = max(abs(left - right) / left for left, right in zip(*losses, strict=True))
         yield {"compiled, attention": name, "loss": losses[1][-1], "error": error, "ok": error < 1e-4}
 
 
-def _losses(setting: Setting, model: Transformer, nll: Any, *, segment_len: int) -> list[float]:
+def _losses(setting: Setting, model: Transformer, read: Any, *, segment_len: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     memory = model.empty_memory(LANES)
     found = []
     for step in range(3):
         ids = random_ids((LANES, segment_len + 1), vocab_size=model.vocab_size, seed=step).to(setting.device)
-        losses = nll(ids[:, :-1], ids[:, 1:], memory, torch.zeros_like(ids[:, 1:], dtype=torch.bool))
+        losses, _ = read(ids[:, :-1], ids[:, 1:], memory, torch.zeros_like(ids[:, 1:], dtype=torch.bool))
         memory = losses.memory
         loss = losses.nll_BT.mean()
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tests.benchmarks.works import settings
 from transformer_xl.model.base import LanguageModel, make_model
-from transformer_xl.model.compiled import compiled_nll
+from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.model_config import TransformerConfig
@@ -131,13 +131,15 @@ def training(setting: Setting, model: Transformer, *, preset: str, lanes: int, c
     """Return training steps of a preset, as `LanguageModule.training_step` takes them."""
     segment_len = setting.recipe(preset)["segment_len"]
     model.train()
-    nll = compiled_nll(model, segment_len=segment_len, backend=setting.backend) if compiles else model.nll
+    read = model.training_losses
+    if compiles:
+        read = compiled_losses(model, segment_len=segment_len, backend=setting.backend)
     resets_BT = torch.zeros(lanes, segment_len, dtype=torch.bool, device=setting.device)
     memory: Memory = model.empty_memory(lanes)
 
     def loss(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         nonlocal memory
-        losses = nll(tokens_BT, targets_BT, memory, resets_BT)
+        losses, _ = read(tokens_BT, targets_BT, memory, resets_BT)
         memory = losses.memory
         return losses.nll_BT.sum() / targets_BT.numel()
 

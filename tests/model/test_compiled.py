@@ -12,13 +12,13 @@ from torch import Tensor
 from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import random_tokens
 from transformer_xl.model.base import LanguageModel, TokenLosses
-from transformer_xl.model.compiled import compiled_nll
+from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.kernels import ATTENTION
 from transformer_xl.model.memory import Memory
 
 B, T, M = 2, 5, 7
 STEPS = 4
-Nll = Callable[[Tensor, Tensor, Memory, Tensor | None], TokenLosses]
+Read = Callable[[Tensor, Tensor, Memory, Tensor | None], tuple[TokenLosses, Tensor | None]]
 
 
 def segments(*, short: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -29,12 +29,12 @@ def segments(*, short: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tens
         yield tokens_BT[:, :-1], tokens_BT[:, 1:], one_reset(B, length, lane=1, place=1) & torch.tensor(step == 2)
 
 
-def losses(model: LanguageModel, nll: Nll, *, memory: Memory, short: int | None = None) -> tuple[list[float], Memory]:
+def losses(model: LanguageModel, read: Read, *, memory: Memory, short: int | None = None) -> tuple[list[float], Memory]:
     """Take a few steps of SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for tokens_BT, targets_BT, resets_BT in segments(short=short):
-        nll_BT, memory = nll(tokens_BT, targets_BT, memory, resets_BT)
+        (nll_BT, memory), _ = read(tokens_BT, targets_BT, memory, resets_BT)
         optimizer.zero_grad()
         nll_BT.mean().backward()
         optimizer.step()
@@ -48,8 +48,8 @@ def test_memory_of_full_size_gives_the_numbers_of_one_that_grows(kind: str) -> N
     memory = full.empty_memory(B).with_slots(M)
     assert memory.slots == M
     assert not memory.length_B.any()
-    expected, _ = losses(grows, grows.nll, memory=grows.empty_memory(B))
-    found, after = losses(full, full.nll, memory=memory)
+    expected, _ = losses(grows, grows.training_losses, memory=grows.empty_memory(B))
+    found, after = losses(full, full.training_losses, memory=memory)
     assert found == pytest.approx(expected, rel=1e-12)
     assert after.slots == M
 
@@ -83,8 +83,8 @@ def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: s
     plain, model = (model_of(kind, dtype=torch.float32, n_layer=3, **changes).train() for _ in range(2))
     names = list(model.state_dict())
     counting = Counting()
-    compiled = compiled_nll(model, segment_len=T, backend=counting)
-    expected, _ = losses(plain, plain.nll, memory=plain.empty_memory(B), short=3)
+    compiled = compiled_losses(model, segment_len=T, backend=counting)
+    expected, _ = losses(plain, plain.training_losses, memory=plain.empty_memory(B), short=3)
     found, memory = losses(model, compiled, memory=model.empty_memory(B), short=3)
     assert found == pytest.approx(expected, rel=1e-6)
     assert counting.graphs == 1
@@ -93,6 +93,6 @@ def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: s
     with torch.no_grad():
         model.eval().log_probs(random_tokens(B, T + 3), memory)
     again, _ = losses(model.train(), compiled, memory=memory)
-    expected, _ = losses(plain, plain.nll, memory=memory)
+    expected, _ = losses(plain, plain.training_losses, memory=memory)
     assert again == pytest.approx(expected, rel=1e-5)
     assert counting.graphs == 1

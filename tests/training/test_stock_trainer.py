@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
 
 from tests.conftest import tiny_model_config
 from tests.data import laid_out
@@ -19,7 +21,8 @@ from tests.data.made_up import MadeUp
 from transformer_xl.data.characters import SymbolTokenizer
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import CorpusLanes
-from transformer_xl.model.base import make_model
+from transformer_xl.model.base import LanguageModel, TokenLosses, make_model
+from transformer_xl.model.transformer import Transformer
 from transformer_xl.training.module import LanguageModule
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -40,10 +43,10 @@ class InLanes(MadeUp):
         return laid_out.training_lanes(tokens, batch_size=batch_size, segment_len=segment_len)
 
 
-def module(**changes: Any) -> LanguageModule:
+def module(network: Callable[..., LanguageModel] = make_model, **changes: Any) -> LanguageModule:
     torch.manual_seed(0)
     settings: dict[str, Any] = {"optimizer": ADAM, "schedule": COSINE}
-    model = make_model(tiny_model_config(dropout=0.1), vocab_size=V)
+    model = network(tiny_model_config(dropout=0.1), vocab_size=V)
     return LanguageModule(model, **(settings | changes))
 
 
@@ -139,3 +142,29 @@ def test_functions_stand_for_optimizer_and_schedule(tmp_path: Path) -> None:
     assert list(dict.fromkeys(seen)) == [1, 2, 3, 4]
     assert made.last_step is not None
     assert made.last_step.lr == 0.5 / 3
+
+
+class Anchored(Transformer):
+    """Trains a number of its own towards 3, beside the targets' losses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.number = nn.Parameter(torch.zeros(()))
+
+    def training_losses(self, tokens_BT: Tensor, *args: Any, **kwargs: Any) -> tuple[TokenLosses, Tensor]:
+        losses, _ = super().training_losses(tokens_BT, *args, **kwargs)
+        return losses, tokens_BT.numel() * (self.number - 3) ** 2 / 2
+
+
+def test_an_auxiliary_loss_is_trained_by_the_same_count_and_not_reported(tmp_path: Path) -> None:
+    def train(network: Callable[..., LanguageModel]) -> tuple[LanguageModule, list[float]]:
+        made = module(network, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5), schedule=None)
+        logger = CSVLogger(tmp_path / network.__name__)
+        parts = {"accumulate_grad_batches": 4, "gradient_clip_val": None}
+        run = trainer(tmp_path, max_epochs=None, max_steps=2, logger=logger, **parts)
+        run.fit(made, lanes(lane_chunks=2))
+        return made, rows(tmp_path / network.__name__, "train/loss")
+
+    trained, losses = train(Anchored)
+    assert losses == train(make_model)[1]
+    assert float(trained.model.get_parameter("number")) == pytest.approx(3 * (1 - 0.5**2))

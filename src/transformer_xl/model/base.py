@@ -105,7 +105,7 @@ class LanguageModel(nn.Module, ABC):
     softmax: AdaptiveSoftmax
     relative: bool = True  # predictions depend on distances alone, not on a token's place within its segment
     attends: ClassVar[bool] = False  # to single tokens: longer memories and `same_length` then mean something
-    compiles: ClassVar[bool] = False  # `compiled_nll` takes it
+    compiles: ClassVar[bool] = False  # `compiled_losses` takes it
     vocabulary: Any = None  # set by `load_model` where the source has one
 
     def __init__(self, config: ModelConfig, *, vocab_size: int) -> None:
@@ -197,6 +197,21 @@ class LanguageModel(nn.Module, ABC):
         with self.embedding.sharing_tables():
             hidden_BTD, memory = self(tokens_BT, memory, resets_BT, detach=detach)
             return TokenLosses(self.softmax.nll(hidden_BTD, targets_BT), memory)
+
+    def training_losses(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        memory: Memory,
+        resets_BT: Tensor | None = None,
+        *,
+        detach: bool = True,
+    ) -> tuple[TokenLosses, Tensor | None]:
+        """Return what `nll` does, and what training minimizes beside it: a scalar, summed over tokens; None: nothing.
+
+        It is divided by the same count as the targets' losses, and is part of no reported loss.
+        """
+        return self.nll(tokens_BT, targets_BT, memory, resets_BT, detach=detach), None
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:
         """Return what each key weighs to each token, before dropout; a ValueError where there is no attention."""

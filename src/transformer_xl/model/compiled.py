@@ -17,10 +17,10 @@ from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.transformer import DecoderLayer, Transformer
 
 
-def compiled_nll(
+def compiled_losses(
     model: Transformer, *, segment_len: int, backend: str | Callable[..., Any]
-) -> Callable[..., TokenLosses]:
-    """Return the model's `nll` for training, by layers that `torch.compile` has translated.
+) -> Callable[..., tuple[TokenLosses, Tensor | None]]:
+    """Return the model's `training_losses`, by layers that `torch.compile` has translated.
 
     A layer at a time and of fixed shapes: all of them share one graph, which takes a fraction of the time to compile
     that the whole network would, and what makes the host wait or has other shapes in each step (an adaptive softmax)
@@ -30,10 +30,12 @@ def compiled_nll(
     reader = copy.copy(model)
     reader._run_layer = torch.compile(DecoderLayer.forward, backend=backend, dynamic=False)
 
-    def nll(tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> TokenLosses:
+    def training_losses(
+        tokens_BT: Tensor, targets_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
+    ) -> tuple[TokenLosses, Tensor | None]:
         if tokens_BT.shape[1] != segment_len:
-            return model.nll(tokens_BT, targets_BT, memory, resets_BT)
+            return model.training_losses(tokens_BT, targets_BT, memory, resets_BT, detach=detach)
         memory = of_kind(HiddenMemory, memory).with_slots(memory.mem_len)
-        return reader.nll(tokens_BT, targets_BT, memory, resets_BT)
+        return reader.training_losses(tokens_BT, targets_BT, memory, resets_BT, detach=detach)
 
-    return nll
+    return training_losses

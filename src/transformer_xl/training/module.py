@@ -61,7 +61,7 @@ class LanguageModule(LightningModule):
         memory_gain_tokens: the most tokens of a validation that are read without memory too; 0: none.
         seed: of dropout.
         save_memory: whether checkpoints hold every lane's memory.
-        train_nll: by which training reads its segments, as a compiled one; None: the model's own.
+        training_losses: by which training reads its segments, as a compiled one; None: the model's own.
 
     Attributes:
         last_step: what is known of the last optimizer step.
@@ -80,7 +80,7 @@ class LanguageModule(LightningModule):
         memory_gain_tokens: int = 0,
         seed: int = 1,
         save_memory: bool = True,
-        train_nll: Callable[..., TokenLosses] | None = None,
+        training_losses: Callable[..., tuple[TokenLosses, Tensor | None]] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, LanguageModel):
@@ -91,7 +91,7 @@ class LanguageModule(LightningModule):
         self._optimizer, self._schedule = _settings("optimizer", optimizer), _settings("scheduler", schedule)
         self._context = evaluation if isinstance(evaluation, Context) else Context(**evaluation)
         self._memory_gain_tokens, self._seed, self._save_memory = memory_gain_tokens, seed, save_memory
-        self._train_nll = train_nll or model.nll
+        self._training_losses = training_losses or model.training_losses
         hyper_parameters = {
             "model": {"config": plain(model.config), "vocab_size": model.vocab_size},
             "optimizer": self._optimizer,
@@ -168,12 +168,13 @@ class LanguageModule(LightningModule):
         memory = self._train_memory.get(batch.chunk)
         if memory is None:
             memory = self._starting_memory(batch)
-        nll, memory = self._train_nll(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
+        (nll, memory), auxiliary = self._training_losses(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
         nll_sum = nll.sum()
         self._train_memory[batch.chunk] = memory
         read = nll_sum.detach().double()
         self._nll_sum = read if self._nll_sum is None else self._nll_sum + read
-        return nll_sum * (self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1))
+        minimized = nll_sum if auxiliary is None else nll_sum + auxiliary
+        return minimized * (self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1))
 
     def _starting_memory(self, batch: Batch) -> Memory:
         if self._loaded_memory is None:

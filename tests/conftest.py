@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.oracles.tiny import ATTENTION, QUIET, SIZE, Run, read_values
+from transformer_xl import registry
 from transformer_xl.model_config import TransformerConfig
 
 __all__ = ["QUIET", "REPOSITORY", "TINY_MODEL", "Outcome", "read_values", "run_training", "tiny_overrides"]
@@ -24,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _as_begun_without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which plugins an earlier test has imported: printed commands would name them."""
+    monkeypatch.setattr(registry, "loaded", {})
 
 
 def tiny_model_config(**changes: Any) -> TransformerConfig:

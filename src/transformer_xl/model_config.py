@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,9 @@ class PositionConfig(Settings):
 class TransformerConfig(ModelConfig):
     """A transformer with a memory of layer inputs; see `model/transformer.py`."""
 
+    base: ClassVar[str] = "txl_tiny"
+    """The file of `conf/model/` that a transformer from outside begins from."""
+
     kind: Literal["transformer"]
     n_head: Width
     d_head: Width
@@ -70,7 +73,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def label(self) -> str:
-        return f"a transformer with {self.position.kind} positions"
+        return f"a transformer with {self.position.kind} positions" if self.kind == "transformer" else super().label
 
     def rules(self) -> Iterator[str]:
         yield from super().rules()

@@ -198,6 +198,6 @@ def stream(
         same_length=model.same_length if same_length is None else same_length,
     )
     mem_len = model.mem_len if mem_len is None else mem_len
-    if isinstance(reader, Transformer):
+    if isinstance(reader, Transformer) and type(reader).forward is Transformer.forward:  # else its memory is another
         return KeyValueStream(reader, batch_size=batch_size, mem_len=mem_len)
     return Stream(reader, batch_size=batch_size, mem_len=mem_len)

@@ -272,8 +272,19 @@ class Transformer(LanguageModel):
             same_length=self.same_length,
             resets_BT=resets_BT,
         )
-        hidden_BTD: Tensor = self.dropout(self.position.embed(self.embedding(tokens_BT)))
-        encoding_L = (encodings or self.encodings)(keys=slots + segment_len, like=hidden_BTD)
+        return self.run_layers(self.embedding(tokens_BT), past_L, mask=mask, encodings=encodings)
+
+    def run_layers(
+        self,
+        embedded_BTD: Tensor,
+        past_L: Sequence[Past],
+        *,
+        mask: AttentionMask,
+        encodings: Callable[..., Sequence[Encoding]] | None = None,
+    ) -> SegmentRead:
+        """Run all layers over rows that are embedded; `mask` says which keys of past and rows each sees; see `read`."""
+        hidden_BTD: Tensor = self.dropout(self.position.embed(embedded_BTD))
+        encoding_L = (encodings or self.encodings)(keys=mask.visible_BTS.shape[2], like=hidden_BTD)
         inputs_LBTD = []
         for index, layer in enumerate(self.layers):
             hidden_BTD = self.position.layer_input(hidden_BTD, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.test_configs import composed
-from transformer_xl.data.recall import Recall
+from transformer_xl.data.recall import Task
 from transformer_xl.data_config import RecallConfig
 from transformer_xl.run_length import RunLength, run_length
 
@@ -17,7 +17,7 @@ EPOCHS = ["trainer.max_steps=-1", "trainer.max_epochs=3"]
 def planned(*overrides: str) -> RunLength:
     config = composed("data=recall", "data.block_len=5", *SIZES, *overrides)
     assert isinstance(config.data, RecallConfig)
-    return run_length(config, Recall(config=config.data, seed=config.seed))
+    return run_length(config, Task(config=config.data, seed=config.seed))
 
 
 def counts(plan: RunLength) -> list[int]:

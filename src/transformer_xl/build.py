@@ -20,9 +20,9 @@ from transformer_xl.config import Config
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.datamodule import LaneDataModule
 from transformer_xl.data.lanes import Dataset, beside_scores
-from transformer_xl.data.recall import Recall
+from transformer_xl.data.recall import Task
 from transformer_xl.data.tokenizer import Tokenizer, load_vocabulary
-from transformer_xl.data_config import RecallConfig, StoredConfig
+from transformer_xl.data_config import StoredConfig, TaskConfig
 from transformer_xl.errors import UserError, first_line
 from transformer_xl.inference.evaluate import context_of
 from transformer_xl.inference.generate import Session, supports_unequal
@@ -72,8 +72,8 @@ def open_data(
         extend: whether symbols that it lacks are added.
         announce: gets what a person should know.
     """
-    if isinstance(config.data, RecallConfig):
-        return Recall(config=config.data, seed=config.seed)
+    if isinstance(config.data, TaskConfig):
+        return Task(config=config.data, seed=config.seed)
     assert isinstance(config.data, StoredConfig)
     return open_corpus(config.data, announce=announce, seed=config.seed, vocabulary=vocabulary, extend=extend)
 

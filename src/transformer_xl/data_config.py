@@ -172,14 +172,42 @@ class PublishedConfig(CorpusConfig):
             yield f"tokenizer is {self.tokenizer!r}, and must be {' or '.join(names)} for {self.kind}"
 
 
-class RecallConfig(DataConfig):
-    """Blocks of random symbols, each followed by its copy: a task that only memory solves."""
+class TaskConfig(DataConfig):
+    """A made-up task that only memory solves; see `data/recall.py`."""
+
+    train_tokens: Count
+    eval_tokens: Count
+
+
+class RecallConfig(TaskConfig):
+    """Blocks of random symbols, each followed by its copy at a distance."""
 
     kind: Literal["recall"]
     n_symbols: Annotated[int, Field(ge=2)]
     block_len: Count
-    train_tokens: Count
-    eval_tokens: Count
+    distance: Count | None = None
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        if self.distance is not None and self.distance < self.block_len:
+            yield f"distance is {self.distance}, and must be at least {self.block_len}, the data.block_len"
+
+
+class MqarConfig(TaskConfig):
+    """Multi-query associative recall: pairs of a key and a value, then each key again, whose value is asked for."""
+
+    kind: Literal["mqar"]
+    vocab_size: Annotated[int, Field(ge=4)]
+    n_pairs: Count
+    example_len: Count
+    power_a: Annotated[float, Field(gt=0)]
+
+    def rules(self) -> Iterator[str]:
+        yield from super().rules()
+        if 4 * self.n_pairs > self.example_len:
+            yield f"example_len is {self.example_len}, and must be at least {4 * self.n_pairs}, 4 * data.n_pairs"
+        if self.vocab_size // 2 <= self.n_pairs:
+            yield f"vocab_size is {self.vocab_size}, and must be at least {2 * self.n_pairs + 2}, 2 * data.n_pairs + 2"
 
 
 _CORPORA: dict[str, type[DataConfig]] = {
@@ -188,5 +216,6 @@ _CORPORA: dict[str, type[DataConfig]] = {
     **dict.fromkeys(("wikitext103", "wikitext2", "enwik8", "text8", "lm1b", "ptb"), PublishedConfig),
     "tokens": TokensConfig,
     "recall": RecallConfig,
+    "mqar": MqarConfig,
 }
 Data = Annotated[DataConfig, by_kind("corpus", DataConfig, _CORPORA, without=CountedConfig)]

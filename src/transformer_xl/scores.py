@@ -6,16 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+LOSS = "loss"
+ACCURACY = "accuracy"
 PERPLEXITY = "ppl"
 BITS_PER_CHARACTER = "bpc"
 BITS_PER_BYTE = "bpb"
 
 
 class Score(NamedTuple):
-    """A mean loss in nats and the number of targets it was taken over; NaN over none."""
+    """A mean loss in nats and the number of targets it was taken over; NaN over none.
+
+    Of a task's answers also the share that was the most probable token.
+    """
 
     loss: float
     tokens: int
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,11 @@ class Unit:
         if self.tokens_per_byte is not None:
             figures[BITS_PER_BYTE] = loss / math.log(2) * self.tokens_per_byte
         return figures
+
+    def scored(self, score: Score) -> dict[str, float]:
+        """Return all that is kept of a score by name: `loss`, its figures, and `accuracy` where it has one."""
+        accuracy = {} if score.accuracy is None else {ACCURACY: score.accuracy}
+        return {LOSS: score.loss, **self.figures(score.loss), **accuracy}
 
     def shown(self, loss: float) -> dict[str, float]:
         """Return the figures without bits per byte where they are `bpc`: where each token is a byte."""

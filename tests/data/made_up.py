@@ -51,6 +51,7 @@ class MadeUp:
     name: str = "text"
     fingerprint: Fingerprint = field(default=Fingerprint(files=1, bytes=1, sha256="0" * 64))
     unknown: Mapping[str, int] = field(default_factory=dict)
+    answers: bool = False
 
     def counts(self) -> dict[str, int]:
         return {split: len(tokens) for split, tokens in self.splits.items()}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.data.laid_out import evaluation_lanes, training_lanes
 from transformer_xl.data.lanes import LaneSource, Segments, split_evenly
-from transformer_xl.data.recall import Recall
+from transformer_xl.data.recall import Task
 from transformer_xl.data.stream import Batch, EvalStream, TrainStream, copied_ahead
 from transformer_xl.data_config import RecallConfig
 
@@ -56,7 +56,7 @@ def recall_lanes(*, batch_size: int = 5, train_tokens: int = 70) -> LaneSource:
         train_tokens=train_tokens,
         eval_tokens=60,
     )
-    return Recall(config=config, seed=1).lanes("train", batch_size=batch_size, segment_len=4, evaluation=False)
+    return Task(config=config, seed=1).lanes("train", batch_size=batch_size, segment_len=4, evaluation=False)
 
 
 def equal(left: list[Batch], right: list[Batch]) -> bool:

@@ -74,7 +74,7 @@ def test_several_processes_measure_the_same_predictions(max_tokens: int, process
     (alone,) = measured(model, lengths(same_length=True), max_tokens=max_tokens)
     together = measured(model, lengths(same_length=True), max_tokens=max_tokens, processes=processes)
     scores = [gain._loss.compute() for gain in (alone, *together)]
-    whole, *parts = [(loss * tokens if tokens else 0.0, tokens) for loss, tokens in scores]
+    whole, *parts = [(loss * tokens if tokens else 0.0, tokens) for loss, tokens, _ in scores]
     assert 0 < whole[1] == sum(tokens for _, tokens in parts) <= max_tokens
     assert sum(total for total, _ in parts) == pytest.approx(whole[0], rel=1e-9)
 

@@ -11,7 +11,16 @@ def loss_of(*batches: tuple[list[float], list[int]]) -> tuple[float, int]:
     loss = TokenLoss(torch.device("cpu"))
     for nll, targets in batches:
         loss.update(torch.tensor([nll]), torch.tensor([targets]))
-    return loss.compute()
+    score = loss.compute()
+    assert score.accuracy is None
+    return score.loss, score.tokens
+
+
+def test_of_answers_the_right_ones_are_counted() -> None:
+    loss = TokenLoss(torch.device("cpu"), answers=True)
+    for right in ([True, False, False], [True, True, False]):
+        loss.update(torch.zeros(1, 3), torch.tensor([[1, 2, -100]]), torch.tensor([right]))
+    assert loss.compute() == (0.0, 4, 0.75)
 
 
 def test_a_mean_weighs_counted_tokens_not_batches() -> None:

@@ -27,8 +27,8 @@ from transformer_xl.config import EvalConfig, Logger, RecipeConfig, WandbConfig,
 from transformer_xl.data.build import open_corpus
 from transformer_xl.data.files import locked
 from transformer_xl.data.lanes import Dataset, lanes_that_fill_memory, unit_of
-from transformer_xl.data.recall import Recall
-from transformer_xl.data_config import Data, DataConfig, RecallConfig, StoredConfig, TextConfig, TokensConfig
+from transformer_xl.data.recall import Task
+from transformer_xl.data_config import Data, DataConfig, StoredConfig, TaskConfig, TextConfig, TokensConfig
 from transformer_xl.errors import UserError
 from transformer_xl.inference import evaluate
 from transformer_xl.init_from import fitting
@@ -146,8 +146,8 @@ def _open_corpus(named: NamedModel, loaded: LoadedModel, settings: DataConfig, r
     """Open a corpus; `run` is the run whose own text it is, None for another text."""
     vocabulary = loaded.model.vocabulary
     seed = named.settings.get("seed", 1)  # conf/train.yaml's
-    if isinstance(settings, RecallConfig):
-        data: Dataset = Recall(config=settings, seed=seed)
+    if isinstance(settings, TaskConfig):
+        data: Dataset = Task(config=settings, seed=seed)
     else:
         assert isinstance(settings, StoredConfig)
         learns = vocabulary is None or (run is not None and run.init_from is None)  # as in training
@@ -208,6 +208,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Ro
             context,
             max_tokens=most,
             autocast=loaded.autocast,
+            answers=data.answers,
             progress=lambda tokens: display.update(task, completed=tokens),
         )
     seconds = time.perf_counter() - started
@@ -218,7 +219,7 @@ def measure(subject: Subject, reading: EvalConfig, config: EvaluateConfig) -> Ro
             loaded.model, source, context, max_tokens=tokens, autocast=loaded.autocast
         )
     unit = unit_of(data, config.split)
-    figures = {"loss": losses.score.loss, **unit.figures(losses.score.loss)}
+    figures = unit.scored(losses.score)
     positions = evaluate.mean_by_class(losses.losses, evaluate.position_classes(source, context))
     distances = evaluate.mean_by_class(losses.losses, evaluate.distance_classes(source))
     record = {
@@ -304,7 +305,7 @@ def publish(row: Row) -> str:
     summary, settings = run_folder.Summary.read(folder), row.named.settings
     name = settings["name"] or folder.name
     monitor = monitors.open_wandb(logger, folder=folder, name=name, run_id=identity.run_id, settings=settings)
-    under, figures = f"{metrics.EVALUATION}/{row.record['split']}", {"loss": row.loss, **row.unit.figures(row.loss)}
+    under, figures = f"{metrics.EVALUATION}/{row.record['split']}", row.unit.scored(row.losses.score)
     try:
         if monitor.logger is not None:
             values = {f"{under}/{name}": value for name, value in figures.items() if math.isfinite(value)}

@@ -20,7 +20,7 @@ from transformer_xl.data.lanes import Dataset, LaneSource, beside_scores
 from transformer_xl.errors import first_line
 from transformer_xl.inference import evaluate, plots
 from transformer_xl.run_folder import slug
-from transformer_xl.scores import BITS_PER_BYTE, PERPLEXITY, Unit, in_words
+from transformer_xl.scores import ACCURACY, BITS_PER_BYTE, LOSS, PERPLEXITY, Unit, in_words
 
 _SETTINGS = ("checkpoint", "batch_size", "segment_len", "mem_len", "clamp_len", "same_length", "stride", "precision")
 
@@ -96,12 +96,13 @@ def print_rows(rows: Sequence[Row]) -> None:
     units = list(rows[0].unit.shown(0.0))
     if not _is_shared(rows, "vocabulary_hash"):
         units = [BITS_PER_BYTE] if all(row.unit.tokens_per_byte is not None for row in rows) else []
+    shown = [LOSS, *units, *([ACCURACY] if any(row.data.answers for row in rows) else [])]
     cells = []
     for label, row in zip(labels, rows, strict=True):
-        figures = [row.loss, *(row.unit.figures(row.loss)[name] for name in units)]
+        figures = [row.unit.scored(row.losses.score).get(name, math.nan) for name in shown]
         cells.append([printable(label), *("-" if math.isnan(figure) else f"{figure:.4f}" for figure in figures)])
     print(printable(title))
-    print_table(["", "loss", *map(in_words, units)], cells, boxed=True)
+    print_table(["", *map(in_words, shown)], cells, boxed=True)
     for line in _in_words(rows, comparable=units):
         print(line)
 

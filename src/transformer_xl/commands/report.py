@@ -22,7 +22,7 @@ from transformer_xl.processes import is_main
 from transformer_xl.registry import program
 from transformer_xl.run import Run
 from transformer_xl.run_folder import Summary, shown
-from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, Score, in_words
+from transformer_xl.scores import ACCURACY, BITS_PER_BYTE, BITS_PER_CHARACTER, LOSS, PERPLEXITY, Score, in_words
 from transformer_xl.settings import plain, replace
 from transformer_xl.training import metrics
 from transformer_xl.training.checkpoint import validation_is_due
@@ -150,10 +150,11 @@ def _rows(run: Run, built: Built, which: str, step: int) -> Iterator[Row]:
     if metrics.VALIDATION in scores:
         score = scores[metrics.VALIDATION]
         label = "validation" if step == trainer.global_step else f"validation (best, step {step})"
-        loss = built.checkpoints.best_score if which == "best" else score.loss
+        if step != trainer.global_step:
+            score = Score(built.checkpoints.best_score, score.tokens)
         if run.summary.objective is None and score.tokens:
             run.summary.objective = score.loss  # of a branch with no step left
-        yield Row("valid", label, "valid", Score(loss, score.tokens), lengths)
+        yield Row("valid", label, "valid", score, lengths)
     if built.length.limit_test != 0:
         trainer.test(built.module, datamodule=built.data, verbose=False)
         yield Row("test", "test", "test", scores[metrics.TEST], lengths)
@@ -195,13 +196,14 @@ def _read(run: Run, built: Built, lengths: EvalConfig, *, zero_start: bool) -> S
         limit=built.length.limit_test if zero_start else None,
         zero_start=zero_start,
         autocast=built.trainer.precision_plugin.forward_context,
+        answers=built.corpus.answers,
     ).score
 
 
 def _keep(run: Run, corpus: Dataset, row: Row, which: str) -> None:
     """Put a score into the summary beside all that it depends on."""
     assert row.lengths is not None
-    figures = {"loss": row.score.loss, **unit_of(corpus, row.split).figures(row.score.loss)}
+    figures = unit_of(corpus, row.split).scored(row.score)
     run.summary.metrics[row.key] = {
         # JSON knows no NaN and no infinity
         **{name: value if math.isfinite(value) else None for name, value in figures.items()},
@@ -234,13 +236,14 @@ def print_scores(rows: list[Row], corpus: Dataset) -> None:
         return
     units = list(dict.fromkeys(name for row in rows for name in unit_of(corpus, row.split).shown(0.0)))
     print(f"{corpus.name}{beside_scores(corpus)}: {', '.join(['nats per token', *map(in_words, units)])}")
+    units += [ACCURACY] if corpus.answers else []
     header = ["split", "loss", *map(in_words, units), "segment / memory", "predictions"]
     print_table(header, [_cells(row, corpus, units) for row in rows], boxed=True)
 
 
 def _cells(row: Row, corpus: Dataset, units: list[str]) -> list[str]:
-    figures = unit_of(corpus, row.split).figures(row.score.loss)
-    scores = [f"{value:.4f}" for value in (row.score.loss, *(figures[unit] for unit in units))]
+    figures = unit_of(corpus, row.split).scored(row.score)
+    scores = [f"{figures[name]:.4f}" if name in figures else "" for name in (LOSS, *units)]
     if not row.score.tokens:
         scores = ["no predictions", *[""] * len(units)]
     lengths = ""
@@ -297,7 +300,7 @@ def draw_losses(folder: Path, corpus: Dataset) -> Path:
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name, split in ((metrics.TRAIN_LOSS, "train"), (f"{metrics.VALIDATION}/{metrics.LOSS}", "valid")):
+    for name, split in ((metrics.TRAIN_LOSS, "train"), (f"{metrics.VALIDATION}/{LOSS}", "valid")):
         unit, logged = unit_of(corpus, split), [entry for entry in entries if entry["name"] == name]
         points = [(entry["step"], unit.of(entry["value"])) for entry in logged if entry["value"] is not None]
         size = max(1, len(points) // _POINTS) if split == "train" else 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,10 @@ class Corpus:
         starts: where documents begin in each split; empty where the text is not divided into documents.
         unknown: how many words or characters of each split became `<unk>` because the vocabulary lacks them.
         text_bytes: bytes of each split's text in UTF-8 that decoding gives back; empty where ids are of no text.
+        answers: whether targets are answers, of which each is right or wrong: those of a text are not.
     """
 
+    answers: ClassVar[bool] = False
     name: str
     config: StoredConfig
     seed: int

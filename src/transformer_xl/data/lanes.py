@@ -82,6 +82,10 @@ class Dataset(Protocol):
         """What the text was made of."""
 
     @property
+    def answers(self) -> bool:
+        """Whether its targets are answers, of which each is right or wrong."""
+
+    @property
     def unknown(self) -> Mapping[str, int]:
         """Words of each split that the vocabulary lacks."""
 

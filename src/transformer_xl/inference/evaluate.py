@@ -52,6 +52,7 @@ def read_split(
     limit: int | None = None,
     zero_start: bool = False,
     autocast: Autocast,
+    answers: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> SplitLosses:
     """Read a split, every prediction once; windows (`context.stride`) never see memory.
@@ -64,6 +65,7 @@ def read_split(
         limit: stop after so many segments or windows; None: read all.
         zero_start: begin with a memory of zeros that are attended to, instead of an empty one.
         autocast: gives the context in which the model is called.
+        answers: whether targets are answers, whose accuracy is measured too.
         progress: called after each segment with the predictions counted so far.
     """
     device, lanes = next(model.parameters()).device, source.batch_size
@@ -72,7 +74,7 @@ def read_split(
         source=source, segment_len=context.segment_len, stride=context.stride, lanes=range(lanes), device=device
     )
     overlap = 0 if context.stride is None else context.segment_len - context.stride
-    nll_sum = torch.zeros((), dtype=torch.float64, device=device)
+    nll_sum, right_sum = torch.zeros(2, dtype=torch.float64, device=device)
     tokens, found = 0, []
     with autocast():  # once for all segments: it keeps the weights that it rounds until it ends
         for batch in batches:
@@ -80,20 +82,25 @@ def read_split(
                 batch.resets_BT[:, 0] = False  # which would hide the zeros
                 session.start_from(model.zero_memory(batch_size=lanes, mem_len=context.mem_len))
             targets = batch.targets_BT.to(device)
-            nll = session.nll(batch.tokens_BT.to(device), targets, batch.resets_BT.to(device))
+            read, resets = batch.tokens_BT.to(device), batch.resets_BT.to(device)
+            if answers:
+                nll, right = session.answers(read, targets, resets)
+                right_sum.add_(right.sum())
+            else:
+                nll = session.nll(read, targets, resets)
             nll_sum.add_(nll.sum(dtype=torch.float64))
-            known = nll.masked_fill(targets == NOT_COUNTED, math.nan)
-            found.append(known[:, overlap if batch.step > 1 else 0 :])
+            found.append(nll.masked_fill(targets == NOT_COUNTED, math.nan)[:, overlap if batch.step > 1 else 0 :])
             tokens += batch.counted
             if progress is not None:
                 progress(tokens)
             if batch.step == limit or (max_tokens is not None and tokens >= max_tokens):
                 break
     joined = torch.cat(found, dim=1)
-    read = joined.to(torch.promote_types(joined.dtype, torch.float32)).cpu().numpy()
-    losses = np.full((lanes, source.lane_len), math.nan, read.dtype)
-    losses[:, : read.shape[1]] = read
-    return SplitLosses(Score(float(nll_sum) / tokens if tokens else math.nan, tokens), losses)
+    known = joined.to(torch.promote_types(joined.dtype, torch.float32)).cpu().numpy()
+    losses = np.full((lanes, source.lane_len), math.nan, known.dtype)
+    losses[:, : known.shape[1]] = known
+    accuracy = float(right_sum) / tokens if answers and tokens else None
+    return SplitLosses(Score(float(nll_sum) / tokens if tokens else math.nan, tokens, accuracy), losses)
 
 
 class Classes(NamedTuple):

@@ -86,6 +86,12 @@ class Stream:
         """Read the next tokens, and return losses (B, T) in nats, 0 where the target is -100."""
         return self._model.softmax.nll(self._hidden(tokens_BT, resets_BT), targets_BT)
 
+    @torch.no_grad()
+    def answers(self, tokens_BT: Tensor, targets_BT: Tensor, resets_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Read the next tokens, and return what `nll` does and whether each target is the most probable token."""
+        hidden_BTD, softmax = self._hidden(tokens_BT, resets_BT), self._model.softmax
+        return softmax.nll(hidden_BTD, targets_BT), softmax.log_probs(hidden_BTD).argmax(dim=-1) == targets_BT
+
     def reset(self, lanes: Sequence[int] | None = None) -> None:
         """Forget what lanes have read, named by their numbers; None: all."""
         self._forgotten += range(self.batch_size) if lanes is None else lanes

@@ -83,6 +83,7 @@ class ProgressDisplay(Callback):
             self._shown_step = self._recorder.latest.step  # older than the line below
         score = pl_module.scores[metrics.VALIDATION]
         figures = _figures(trainer, "valid", score.loss) + self._beside if score.tokens else "no predictions"
+        figures += "" if score.accuracy is None else f"  accuracy {score.accuracy:.3f}"
         line = f"step {trainer.global_step}/{self._max_steps}  validation {figures}"
         self._console.print(line, highlight=False, soft_wrap=True)
 

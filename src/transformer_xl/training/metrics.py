@@ -22,7 +22,6 @@ VALIDATION = "val"
 TEST = "test"
 SPLITS = {VALIDATION: "valid", TEST: "test"}
 EVALUATION = "evaluation"
-LOSS = "loss"
 MEMORY_GAIN = "val/memory_gain"
 TOKENS_PER_SECOND = "tokens_per_second"
 MFU = "mfu"
@@ -33,24 +32,29 @@ TOKEN_AXIS = "tokens"
 
 
 class TokenLoss(Metric):
-    """Mean loss over the tokens of all batches and processes; sums are kept on the device, in float64."""
+    """Mean loss over the tokens of all batches and processes; sums are kept on the device, in float64.
 
-    sums: Tensor  # of losses and of tokens
+    With `answers` also the share of targets that are the most probable token.
+    """
 
-    def __init__(self, device: torch.device) -> None:
+    sums: Tensor  # of losses, of tokens, and of right answers
+
+    def __init__(self, device: torch.device, *, answers: bool = False) -> None:
         super().__init__()
-        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.answers = answers
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
         self.to(device)
 
-    def update(self, nll: Tensor, targets: Tensor) -> None:
-        """Add the losses (B, T) of a batch, in nats; they are 0 where the target does not count."""
-        tokens = (targets != NOT_COUNTED).sum(dtype=torch.float64)
-        self.sums = self.sums + torch.stack([nll.sum(dtype=torch.float64), tokens])
+    def update(self, nll: Tensor, targets: Tensor, right: Tensor | None = None) -> None:
+        """Add the losses (B, T) of a batch, in nats; they are 0, and no answer is right, where no target counts."""
+        sums = (nll, targets != NOT_COUNTED, torch.zeros_like(nll) if right is None else right)
+        self.sums = self.sums + torch.stack([values.sum(dtype=torch.float64) for values in sums])
 
     def compute(self) -> Score:
         """Return the mean loss; NaN over no tokens."""
-        nll_sum, tokens = self.sums.tolist()
-        return Score(nll_sum / tokens if tokens else math.nan, int(tokens))
+        nll_sum, tokens, right = self.sums.tolist()
+        accuracy = right / tokens if self.answers and tokens else None
+        return Score(nll_sum / tokens if tokens else math.nan, int(tokens), accuracy)
 
 
 class MemoryGain:

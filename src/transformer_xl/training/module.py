@@ -19,7 +19,7 @@ from transformer_xl.data.stream import Batch
 from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
 from transformer_xl.model.memory import Memory, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
-from transformer_xl.scores import Score
+from transformer_xl.scores import LOSS, Score
 from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse_kind, plain
 from transformer_xl.training import metrics
 from transformer_xl.training.metrics import MemoryGain, TokenLoss
@@ -224,7 +224,8 @@ class LanguageModule(LightningModule):
     # ---- evaluation
 
     def on_validation_epoch_start(self) -> None:
-        self._eval_session, self._eval_loss, self._gain = None, TokenLoss(self.device), None
+        self._start_evaluation()
+        self._gain = None
         if self._memory_gain_tokens and self._is_validation_of_training:
             batches: Any = self.trainer.val_dataloaders
             self._gain = MemoryGain(self._context, batches, max_tokens=self._memory_gain_tokens, device=self.device)
@@ -247,7 +248,7 @@ class LanguageModule(LightningModule):
         return not self.trainer.sanity_checking and self.trainer.state.fn == "fit"
 
     def on_test_epoch_start(self) -> None:
-        self._eval_session, self._eval_loss = None, TokenLoss(self.device)
+        self._start_evaluation()
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluation_step(batch)
@@ -255,20 +256,24 @@ class LanguageModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._end_evaluation(metrics.TEST)
 
+    def _start_evaluation(self) -> None:
+        datamodule = getattr(self.trainer, "datamodule", None)
+        answers = datamodule is not None and datamodule.corpus.answers
+        self._eval_session, self._eval_loss = None, TokenLoss(self.device, answers=answers)
+
     def _evaluation_step(self, batch: Batch) -> Tensor:
         if self._eval_session is None:
             self._eval_session = stream(self.model, batch_size=len(batch.tokens_BT), **self._context.lengths)
-        nll = self._eval_session.nll(batch.tokens_BT, batch.targets_BT, batch.resets_BT)
-        self._eval_loss.update(nll, batch.targets_BT)
+        session, read = self._eval_session, (batch.tokens_BT, batch.targets_BT, batch.resets_BT)
+        nll, right = session.answers(*read) if self._eval_loss.answers else (session.nll(*read), None)
+        self._eval_loss.update(nll, batch.targets_BT, right)
         return nll
 
     def _end_evaluation(self, stage: str) -> Score:
         score = self.scores[stage] = self._eval_loss.compute()
         self._eval_session = None
-        figures = {metrics.LOSS: score.loss}
         datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            figures |= datamodule.unit(metrics.SPLITS[stage]).figures(score.loss)
+        figures = {LOSS: score.loss} if datamodule is None else datamodule.unit(metrics.SPLITS[stage]).scored(score)
         for name, value in figures.items():
             self.log(f"{stage}/{name}", value, logger=self.logs, rank_zero_only=False, sync_dist=True)
         return score

@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, Trainer
 
 from transformer_xl.data.stream import Batch
 from transformer_xl.errors import UserError, naming_file
+from transformer_xl.scores import LOSS
 from transformer_xl.training import metrics
 from transformer_xl.training.module import StepRecord
 from transformer_xl.training.wandb import optional
@@ -193,11 +194,8 @@ class Recorder(Callback):
         return values
 
     def _record_score(self, trainer: Trainer, module: Any, stage: str, more: dict[str, float]) -> None:
-        loss, tokens = module.scores[stage]
-        figures: dict[str, float | None] = {metrics.LOSS: None}
-        if tokens:
-            unit = trainer.datamodule.unit(metrics.SPLITS[stage])  # type: ignore[attr-defined]
-            figures = {metrics.LOSS: loss, **unit.figures(loss)}
+        score, unit = module.scores[stage], trainer.datamodule.unit(metrics.SPLITS[stage])  # type: ignore[attr-defined]
+        figures: dict[str, float | None] = unit.scored(score) if score.tokens else {LOSS: None}
         self._record(trainer, trainer.global_step, {f"{stage}/{name}": v for name, v in figures.items()} | more)
 
     def _record(self, trainer: Trainer, step: int, values: Mapping[str, float | None]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ __all__ = ["QUIET", "REPOSITORY", "TINY_MODEL", "Outcome", "read_values", "run_t
 REPOSITORY = Path(__file__).parents[1]
 torch.set_num_threads(1)  # at toy size a second thread only waits
 TINY_MODEL = [*SIZE, *ATTENTION]
+PARTS = REPOSITORY / "examples" / "parts"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,14 +101,14 @@ def tiny_run(text_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
     return run
 
 
-def tiny_overrides(text_file: Path, cache: Path) -> list[str]:
+def tiny_overrides(text_file: Path, cache: Path, model: Sequence[str] = TINY_MODEL) -> list[str]:
     return [
         "data=text",
         f"data.path={text_file}",
         f"data.cache_dir={cache / 'corpora'}",
         "data.batch_size=4",
         "data.segment_len=5",
-        *TINY_MODEL,
+        *model,
         *QUIET,
         "trainer.max_steps=6",
         "trainer.val_check_interval=3",
@@ -124,3 +128,30 @@ def run_training(arguments: list[str], cwd: Path, **environment: str | None) -> 
     with program("train", *arguments, cwd=cwd, **environment) as process:
         stdout, stderr = process.communicate(timeout=SECONDS)
     return Outcome(Path(folders[-1]) if folders else cwd, process.returncode, stdout, stderr)
+
+
+def plugins(*names: str) -> str:
+    return f"plugins=[{','.join(str(PARTS / f'{name}.py') for name in names)}]"
+
+
+@contextmanager
+def parts_forgotten() -> Iterator[None]:
+    """Forget the parts that were registered in this context, as a process does."""
+    from hydra.core.config_store import ConfigStore
+
+    from transformer_xl.commands.compose import compose
+
+    for kind in registry.HOMES:
+        registry.names(kind)  # the shipped parts stay
+    compose()  # Hydra's own choices too
+    shipped = {  # without what other tests have registered in this process
+        kind: {name: entry for name, entry in found.items() if entry not in registry.outside(kind)}
+        for kind, found in registry._entries.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
+        patch.setattr(registry, "_entries", shipped)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+    for part in PARTS.glob("*.py"):
+        sys.modules.pop(part.stem, None)

@@ -21,8 +21,9 @@ GROUPS = {path.name for path in CONF.iterdir() if path.is_dir()} | {"model/posit
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir"}
 MISSPELT = {"model.n_layr"}
 OF_FILES = (".py", ".md", ".yaml", ".txt", ".json", ".jsonl", ".pt", ".ckpt", ".safetensors", ".vocabulary")
-OWN_CHOICES = {"alibi", "linear", "lion", "lion_small", "sentences"}
-"""Which the pages themselves add."""
+IN_PARTS = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "examples" / "parts").glob("*.py"))
+OWN_CHOICES = {"linear", "lion_small", "sentences", *re.findall(r'register\("\w+", "(\w+)"', IN_PARTS)}
+"""Which the pages themselves add, and the parts of examples/."""
 
 
 def without_python(page: Path) -> str:

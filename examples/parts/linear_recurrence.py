@@ -1,4 +1,4 @@
-"""A network with a memory of its own: layers whose state decays by gates, h_t = a_t h_{t-1} + (1 - a_t) x_t.
+"""A network with a memory of its own: gated states h_t = a_t h_{t-1} + (1 - a_t) x_t (as in Bradbury et al., 2017).
 
 python train.py plugins=[examples/parts/linear_recurrence.py] model=linear_recurrence
 """
@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.base import LanguageModel, ModelOutput
+from transformer_xl.model.base import LanguageModel, ModelOutput, check_lanes, of_kind
 from transformer_xl.model.embedding import AdaptiveSoftmax
 from transformer_xl.model.memory import Memory
 from transformer_xl.model_config import ModelConfig
@@ -21,7 +21,7 @@ from transformer_xl.registry import register
 @register("memory", "decay")
 @dataclass(frozen=True, kw_only=True)
 class DecayMemory(Memory):
-    """The state of each layer after the last token."""
+    """The state of each layer after the last token; with `mem_len` 0 nothing is kept."""
 
     kind = "decay"
     state_BLD: Tensor
@@ -48,8 +48,11 @@ class LinearRecurrence(LanguageModel):
         return DecayMemory(state_BLD=zeros_BLD, mem_len=self.mem_len if mem_len is None else mem_len)
 
     def forward(
-        self, tokens_BT: Tensor, memory: DecayMemory, resets_BT: Tensor | None = None, *, detach: bool = True
+        self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None, *, detach: bool = True
     ) -> ModelOutput:
+        memory = of_kind(DecayMemory, memory)
+        check_lanes(tokens_BT, memory.batch_size)
+        self.check_context(segment_len=tokens_BT.shape[1], mem_len=memory.mem_len)
         keeps_BT = torch.ones_like(tokens_BT) if resets_BT is None else ~resets_BT
         hidden_BTD, after = self.embedding(tokens_BT), []
         for layer, state_BD in zip(self.layers, memory.state_BLD.unbind(dim=1), strict=True):
@@ -62,4 +65,6 @@ class LinearRecurrence(LanguageModel):
             hidden_BTD = hidden_BTD + torch.stack(states[1:], dim=1)
             after.append(states[-1])
         state_BLD = torch.stack(after, dim=1)
+        if memory.mem_len == 0:
+            state_BLD = torch.zeros_like(state_BLD)
         return ModelOutput(hidden_BTD, replace(memory, state_BLD=state_BLD.detach() if detach else state_BLD))

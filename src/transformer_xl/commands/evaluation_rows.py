@@ -54,8 +54,8 @@ class Row:
         """All that the score depends on, by name."""
         split, record = self.record["split"], self.record
         values = {name: "null" if record[name] is None else str(record[name]).lower() for name in _SETTINGS}
-        if not self.attends:
-            del values["mem_len"]
+        if not self.attends and self.reading.mem_len:
+            del values["mem_len"]  # but for 0, any lets the state go on
         return {
             "model": self.named.name,
             "data": f"{self.data.name}{beside_scores(self.data)}",

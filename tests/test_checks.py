@@ -28,6 +28,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["eval.stride=600"], ["eval.stride is 600"]),
     (["data.half_segments=1.5"], ["data.half_segments is 1.5", "at most 1"]),
     (["compile=true", "model.attention=blockwise"], ["compile is true", "blockwise"]),
+    (["compile=true", "model.recompute=layers"], ["compile is true", "model.recompute=none"]),
+    (["model=lstm", "model.recompute=layers"], ["model.recompute is not a setting"]),
     (["trainer.max_steps=0"], ["trainer.max_steps is 0", "init_from"]),
     (["init_vocabulary=extend"], ["init_vocabulary", "init_from"]),
     (["callbacks.weight_average.decay=0.9"], ["weight_average.decay", "start_step"]),

@@ -296,9 +296,11 @@ class Config(Settings):
                 yield "init_vocabulary is 'extend' without init_from, and has nothing to extend"
             if self.trainer.max_steps == 0:
                 yield "trainer.max_steps is 0, which scores a trained model and trains none: name it by init_from=MODEL"
-        is_blockwise = isinstance(model, TransformerConfig) and model.attention == "blockwise"
-        if self.compile and (not network.compiles or is_blockwise or data.segment_len_sd or data.half_segments):
+        stays_eager = isinstance(model, TransformerConfig) and (
+            model.attention == "blockwise" or model.recompute != "none"
+        )
+        if self.compile and (not network.compiles or stays_eager or data.segment_len_sd or data.half_segments):
             yield (
-                "compile is true, and needs a transformer, another model.attention than blockwise, and segments of one "
-                "length: data.segment_len_sd=0 and data.half_segments=0"
+                "compile is true, and needs a transformer, another model.attention than blockwise, "
+                "model.recompute=none, and segments of one length: data.segment_len_sd=0 and data.half_segments=0"
             )

@@ -69,6 +69,7 @@ class TransformerConfig(ModelConfig):
     feed_forward: Literal["relu", "swiglu"]
     untie_r: bool
     attention: Literal["auto", "plain", "blockwise", "sdpa"]
+    recompute: Literal["none", "layers"] = "none"
     position: Annotated[PositionConfig, by_kind("position", PositionConfig)]
 
     @property

@@ -22,7 +22,7 @@ ANY_RESUME = (
     *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
     *("data.tokenizer", "data.vocabulary"),  # files may have moved; another vocabulary is refused by its hash
     *("data.lane_chunks", "compile"),
-    "model.attention",  # the same function, computed in another way
+    *("model.attention", "model.recompute"),  # the same function, computed in another way
     "scheduler.total_steps",  # stays as it is unless the command names it
     *("trainer.*", "callbacks.*", "logger.*"),
 )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.model.attention import AttentionMask, attention_mask, attention_weights
 from transformer_xl.model.base import (
@@ -285,11 +287,14 @@ class Transformer(LanguageModel):
         """Run all layers over rows that are embedded; `mask` says which keys of past and rows each sees; see `read`."""
         hidden_BTD: Tensor = self.dropout(self.position.embed(embedded_BTD))
         encoding_L = (encodings or self.encodings)(keys=mask.visible_BTS.shape[2], like=hidden_BTD)
+        run_layer = self._run_layer
+        if self.config.recompute == "layers" and torch.is_grad_enabled():
+            run_layer = partial(checkpoint, run_layer, use_reentrant=False)  # with the same random numbers
         inputs_LBTD = []
         for index, layer in enumerate(self.layers):
             hidden_BTD = self.position.layer_input(hidden_BTD, index)
             inputs_LBTD.append(hidden_BTD)
-            hidden_BTD = self._run_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
+            hidden_BTD = run_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
         return SegmentRead(self.dropout(self.last_norm(hidden_BTD)), inputs_LBTD)
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:

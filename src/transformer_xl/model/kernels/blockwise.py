@@ -127,7 +127,8 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTNH: Tensor) -> tuple[Tensor | None, ...]:
-        given, (attended_BTNH, *kept) = ctx.saved_tensors[: ctx.number_given], ctx.saved_tensors[ctx.number_given :]
+        saved = ctx.saved_tensors  # read once: where layers are recomputed, each reading would make them again
+        given, (attended_BTNH, *kept) = saved[: ctx.number_given], saved[ctx.number_given :]
         operands = _operands(*given)
         with torch.autocast(grad_BTNH.device.type, enabled=False):
             gradients = _gradients(operands, ctx.mask, grad_BTNH, attended_BTNH, kept=kept, dropout=ctx.dropout)

@@ -144,7 +144,8 @@ class _SoftmaxLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.columns)
-        tensors, normalisers = ctx.saved_tensors[:-count], ctx.saved_tensors[-count:]
+        saved = ctx.saved_tensors
+        tensors, normalisers = saved[:-count], saved[-count:]
         gradients = [torch.empty_like(tensor) for tensor in tensors]
         kept, ctx.kept = ctx.kept, [None] * count  # written over: whoever asks for gradients twice has them made again
         linears, to = _linears(ctx.columns, tensors), _linears(ctx.columns, gradients)

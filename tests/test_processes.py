@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch import Trainer
 
-from tests.conftest import tiny_overrides
+from tests.conftest import REPOSITORY, Outcome, tiny_overrides
 from tests.oracles.runs_support import SECONDS, children_of, is_alive, program
 from tests.training.processes import wait_until
 from transformer_xl import processes
@@ -132,6 +133,46 @@ def test_a_script_may_train_twice_on_two_processes(text_file: Path, tmp_path: Pa
     said = [line for line in done.stdout.splitlines() if "finished" in line]
     assert set(said) == {"one finished 2", "two finished 2"}  # the second run's other process passes the first
     assert said.count("two finished 2") == 1
+
+
+SEEN = """
+from lightning.pytorch import Callback
+import transformer_xl as txl
+from transformer_xl.settings import Settings
+
+@txl.register("callback", "seen", config=Settings)
+class Seen(Callback):
+    def __init__(self, settings): ...
+    def on_train_start(self, trainer, module):
+        print("bucket views", trainer.model.gradient_as_bucket_view, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", ["true", "false"])
+def test_gradients_lie_in_the_blocks_that_processes_exchange(text_file: Path, tmp_path: Path, views: str) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    settings = [*tiny_overrides(text_file, tmp_path), "trainer.devices=2", "trainer.max_steps=2"]
+    parts = ["plugins=[seen.py]", "+callbacks.seen={}", f"trainer.ddp.gradient_as_bucket_view={views}"]
+    command = [sys.executable, str(REPOSITORY / "train.py"), *settings, *parts]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert f"bucket views {views.title()}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trainer.strategy=fsdp", "must be ddp or auto: every device holds the whole model"),
+        ("trainer.strategy=deepspeed_stage_2", "must be ddp or auto: every device holds the whole model"),
+        ("trainer.ddp.bf16_gradients=true", "needs several CUDA devices"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused(
+    tiny_run: Callable[..., Outcome], capsys: pytest.CaptureFixture[str], setting: str, words: str
+) -> None:
+    assert tiny_run(setting).status == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_process_whose_starter_has_ended_before_it_looks_ends_too() -> None:

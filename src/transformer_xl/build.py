@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
 from transformer_xl import init_from, processes
@@ -280,13 +281,19 @@ def _trainer(config: Config, length: RunLength, callbacks: list[Callback], *, fo
         # what the data module and the callbacks do
         **dict.fromkeys(("max_epochs", "max_time", "limit_train_batches", "check_val_every_n_epoch")),
     }
+    arguments = plain(settings) | set_here
+    del arguments["ddp"]
     try:
-        made = Trainer(**plain(settings) | set_here)
+        made = Trainer(**arguments)
+        if settings.strategy in ("auto", "ddp") and isinstance(made.strategy, DDPStrategy):  # several processes
+            made = Trainer(**arguments | {"strategy": processes.ddp_strategy(settings.ddp)})
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         named = ", ".join(
             f"trainer.{name}={getattr(settings, name)}" for name in ("accelerator", "devices", "strategy", "precision")
         )
         raise UserError(f"Lightning refuses {named}: {first_line(error)}") from error
+    if settings.ddp.bf16_gradients and not (made.world_size > 1 and made.strategy.root_device.type == "cuda"):
+        raise UserError("trainer.ddp.bf16_gradients is true, and needs several CUDA devices")
     processes.check_number(made)
     count, data = made.world_size, config.data
     for key, lanes in (("data", data.batch_size), ("eval", config.eval.batch_size)):

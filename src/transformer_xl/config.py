@@ -79,6 +79,13 @@ _SET_HERE = (
 """Arguments of Trainer that have no use here."""
 
 
+class DdpConfig(Settings):
+    """How several processes exchange gradients; the defaults are those of run folders that do not say."""
+
+    gradient_as_bucket_view: bool = True
+    bf16_gradients: bool = False
+
+
 class TrainerConfig(Settings):
     """The arguments of Lightning's Trainer that mean something here; intervals count optimizer steps.
 
@@ -89,6 +96,7 @@ class TrainerConfig(Settings):
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     strategy: str
+    ddp: DdpConfig = DdpConfig()
     devices: int | str | list[int]
     num_nodes: Count
     precision: int | str | None
@@ -124,6 +132,11 @@ class TrainerConfig(Settings):
     def rules(self) -> Iterator[str]:
         if any(word in self.strategy for word in ("spawn", "fork", "notebook")):
             yield f"strategy is {self.strategy!r}, and must start its processes as commands: use ddp or auto"
+        if any(word in self.strategy for word in ("fsdp", "deepspeed")):
+            yield (
+                f"strategy is {self.strategy!r}, and must be ddp or auto: every device holds the whole model, and what "
+                "a step needs besides shrinks with data.lane_chunks"
+            )
         if self.max_time is not None and not re.fullmatch(r"[0-9]+(:[0-9]+){3}", str(self.max_time)):
             yield f"max_time is {self.max_time!r}, and must be DAYS:HOURS:MINUTES:SECONDS, as 00:11:30:00"
         if self.max_steps == -1 and self.max_epochs in (None, -1):

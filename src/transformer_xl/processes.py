@@ -24,6 +24,9 @@ from transformer_xl.errors import Stopped, UserError
 if TYPE_CHECKING:
     from lightning.fabric.plugins import ClusterEnvironment
     from lightning.pytorch import Trainer
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from transformer_xl.config import DdpConfig
 
 _RUN = "TRANSFORMER_XL_RUN"
 """In the environment of a process of Lightning's launcher: the run that it belongs to."""
@@ -98,6 +101,17 @@ def cluster_environment() -> ClusterEnvironment | None:
         return SLURMEnvironment(auto_requeue=False)  # which would save within a signal handler, in the middle of a step
     except RuntimeError as error:
         raise UserError(str(error)) from error
+
+
+def ddp_strategy(settings: DdpConfig) -> DDPStrategy:
+    """Return Lightning's strategy for several processes, which exchange gradients as settings say."""
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return DDPStrategy(
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        ddp_comm_hook=bf16_compress_hook if settings.bf16_gradients else None,
+    )
 
 
 def check_number(trainer: Trainer) -> None:

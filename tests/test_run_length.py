@@ -28,6 +28,9 @@ def test_equal_segments_make_equal_epochs() -> None:
     plan = planned(*EPOCHS, "trainer.accumulate_grad_batches=4")
     assert counts(plan) == [10] * 9
     assert (plan.layout.count(0), plan.max_steps, plan.epochs, plan.tokens) == (10, 8, 3.2, 2 * 320)
+    grouped = planned(*EPOCHS, "data.bptt_segments=4", "trainer.accumulate_grad_batches=2")
+    assert counts(grouped) == [3] * 9
+    assert (grouped.max_steps, grouped.epochs, grouped.tokens) == (5, pytest.approx(10 / 3), 2 * 340)
     assert planned("trainer.max_steps=7", "trainer.max_epochs=3").max_steps == 7
     assert planned("trainer.max_steps=70", "trainer.max_epochs=3").max_steps == 30
 
@@ -46,8 +49,8 @@ def test_drawn_segments_make_epochs_of_their_own_lengths() -> None:
 
 def test_the_seed_of_a_run_draws_its_lengths() -> None:
     one, other, again = (planned(*VARYING, f"seed={seed}") for seed in (1, 2, 1))
-    assert [one.layout.span(number) for number in range(30)] == [again.layout.span(number) for number in range(30)]
-    assert [one.layout.span(number) for number in range(30)] != [other.layout.span(number) for number in range(30)]
+    assert [one.layout.spans(number) for number in range(30)] == [again.layout.spans(number) for number in range(30)]
+    assert [one.layout.spans(number) for number in range(30)] != [other.layout.spans(number) for number in range(30)]
 
 
 @pytest.mark.parametrize("varying", [[], VARYING])

@@ -222,11 +222,12 @@ def _recorder(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength
     config, trainer = run.config, run.config.trainer
     lanes, segment_len = config.data.batch_size, config.data.segment_len
     flops = model.flops(batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus))
+    into_memory = flops.into_memory * (1 - 1 / config.data.bptt_segments)  # of all segments of a group but the first
     return Recorder(
         folder=run.folder,
         every_n_steps=trainer.log_every_n_steps,
         max_steps=length.max_steps,
-        flops_per_token=flops.step / (lanes * segment_len),
+        flops_per_token=(flops.step + into_memory) / (lanes * segment_len),
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
     )

@@ -38,6 +38,7 @@ class DataConfig(Settings):
     half_segments: Annotated[float, Field(ge=0, le=1)]
     loss: Literal["full", "half"]
     lane_chunks: Count
+    bptt_segments: Count = 1
 
 
 class StoredConfig(DataConfig):

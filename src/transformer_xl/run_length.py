@@ -19,7 +19,7 @@ class RunLength:
 
     Attributes:
         max_steps: the last step.
-        layout: which positions each segment of training holds.
+        layout: which positions each segment of training holds, in groups.
         epochs: read by the run.
         tokens: read by the run, over all lanes.
         micro_batches: batches of an optimizer step.
@@ -50,7 +50,7 @@ def run_length(config: Config, corpus: Dataset) -> RunLength:
         evaluation=trainer.max_steps == 0,  # where nothing is trained, its split may be of any length
     )
     limit = trainer.limit_train_batches
-    if isinstance(limit, float):  # a share of the first epoch's segments; 1.0 of every epoch's
+    if isinstance(limit, float):  # a share of the first epoch's groups; 1.0 of every epoch's
         limit = None if limit == 1 else max(1, round(limit * _layout(config, lanes.lane_len, limit=None).count(0)))
     layout = _layout(config, lanes.lane_len, limit=limit)
     limit_val = _windows_read(config, corpus, "valid", trainer.limit_val_batches)
@@ -58,12 +58,12 @@ def run_length(config: Config, corpus: Dataset) -> RunLength:
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         ends.append(_steps_of_epochs(trainer.max_epochs, trainer, layout))
     max_steps = min(ends)
-    segments_read = max_steps * trainer.accumulate_grad_batches
+    groups_read = max_steps * trainer.accumulate_grad_batches
     return RunLength(
         max_steps=max_steps,
         layout=layout,
-        epochs=layout.epochs(segments_read),
-        tokens=lanes.batch_size * layout.positions(segments_read),
+        epochs=layout.epochs(groups_read),
+        tokens=lanes.batch_size * layout.positions(groups_read),
         micro_batches=trainer.accumulate_grad_batches * data.lane_chunks,
         validate_every=None if limit_val == 0 else _validate_every(trainer, layout),
         limit_val=limit_val,
@@ -80,6 +80,7 @@ def _layout(config: Config, lane_len: int, *, limit: int | None) -> Segments:
         segment_len_sd=data.segment_len_sd,
         half_segments=data.half_segments,
         half_loss=data.loss == "half",
+        bptt_segments=data.bptt_segments,
         seed=config.seed,
         limit=limit,
     )

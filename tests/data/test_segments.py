@@ -14,14 +14,15 @@ lengths_drawn = st.fixed_dictionaries(
         "segment_len": st.integers(1, 12),
         "segment_len_sd": st.floats(0, 4),
         "half_segments": st.sampled_from([0.0, 0.3, 1.0]),
+        "bptt_segments": st.integers(1, 4),
         "limit": st.sampled_from([None, 1, 3]),
     }
 )
 
 
 def lengths_of(segments: Segments, epoch: int) -> list[int]:
-    spans = [segments.span(number) for number in range(segments.before(epoch), segments.before(epoch + 1))]
-    return [span.stop - span.start for span in spans]
+    spans = [segments.spans(number) for number in range(segments.before(epoch), segments.before(epoch + 1))]
+    return [span.stop - span.start for group in spans for span in group]
 
 
 @given(lane_len=st.integers(1, 90), lengths=lengths_drawn, seed=st.integers(0, 2**63 - 1))
@@ -34,15 +35,17 @@ def test_each_epoch_holds_its_positions_once_and_in_order(lane_len: int, lengths
         for place in range(segments.count(epoch)):
             assert segments.positions(number) == positions + stop
             assert segments.epochs(number) == pytest.approx(epoch + place / segments.count(epoch))
-            span = segments.span(number)
-            assert span == Span(epoch=epoch, start=stop, counts_from=stop, stop=span.stop)
-            stop, number = span.stop, number + 1
-            assert span.stop - span.start <= lengths["segment_len"] + 3 * lengths["segment_len_sd"]
-            assert span.stop - span.start >= min(5, lengths["segment_len"] // 2) or stop == lane_len
+            spans, number = segments.spans(number), number + 1
+            for span in spans:
+                assert span == Span(epoch=epoch, start=stop, counts_from=stop, stop=span.stop)
+                stop = span.stop
+                assert span.stop - span.start <= lengths["segment_len"] + 3 * lengths["segment_len_sd"]
+                assert span.stop - span.start >= min(5, lengths["segment_len"] // 2) or stop == lane_len
+            assert len(spans) == lengths["bptt_segments"] or (stop == lane_len and spans)
         assert stop == lane_len or segments.count(epoch) == lengths["limit"]
         positions += stop
     at_once = Segments(lane_len=lane_len, seed=seed, **lengths)
-    assert at_once.span(number - 1) == segments.span(number - 1)
+    assert at_once.spans(number - 1) == segments.spans(number - 1)
 
 
 def test_lengths_are_normal_around_the_whole_and_the_half_and_differ_by_epoch_and_seed() -> None:
@@ -66,8 +69,10 @@ def test_lengths_are_normal_around_the_whole_and_the_half_and_differ_by_epoch_an
 
 @pytest.mark.parametrize(("length", "skipped"), [(1, 0), (2, 1), (5, 2), (6, 3)])
 def test_half_a_loss_leaves_out_the_first_half(length: int, skipped: int) -> None:
-    segments = Segments(lane_len=3 * length, segment_len=length, half_loss=True)
-    assert segments.span(4) == Span(epoch=1, start=length, counts_from=length + skipped, stop=2 * length)
+    expected = Span(epoch=1, start=length, counts_from=length + skipped, stop=2 * length)
+    for group, (number, place) in {1: (4, 0), 2: (2, 1)}.items():
+        segments = Segments(lane_len=3 * length, segment_len=length, half_loss=True, bptt_segments=group)
+        assert segments.spans(number)[place] == expected
 
 
 def test_windows_start_a_stride_apart_up_to_the_first_that_reaches_the_end() -> None:

@@ -73,18 +73,20 @@ def equal(left: list[Batch], right: list[Batch]) -> bool:
     segment_len=sizes,
     extra=st.integers(0, 40),
     accumulate=st.integers(1, 3),
+    group=st.integers(1, 3),
     data=st.data(),
 )
 def test_ranks_and_chunks_read_every_lane_in_order(
-    batch_size: int, segment_len: int, extra: int, accumulate: int, data: st.DataObject
+    batch_size: int, segment_len: int, extra: int, accumulate: int, group: int, data: st.DataObject
 ) -> None:
     tokens = batch_size * segment_len + 1 + extra
     source = training_lanes(text(tokens), batch_size=batch_size, segment_len=segment_len)
     ranks = data.draw(st.integers(1, batch_size))
     chunks = data.draw(st.integers(1, batch_size // ranks))
-    steps = -(-2 * -(-source.lane_len // segment_len) // accumulate)  # two epochs
+    steps = -(-2 * -(-source.lane_len // (group * segment_len)) // accumulate)  # two epochs
+    lengths = {"segment_len": segment_len, "bptt_segments": group}
     streams = [
-        train_stream(source, segment_len=segment_len, lanes=lanes, chunks=chunks, accumulate=accumulate, steps=steps)
+        train_stream(source, lanes=lanes, chunks=chunks, accumulate=accumulate, steps=steps, **lengths)
         for lanes in split_evenly(batch_size, ranks)
     ]
     batches = [list(stream) for stream in streams]
@@ -101,6 +103,8 @@ def test_ranks_and_chunks_read_every_lane_in_order(
             rows = [b for rank in mine for b in rank[turn * chunks : (turn + 1) * chunks]]
             lane = itertools.count()
             for batch in rows:
+                assert batch.tokens_BT.shape[1] == sum(batch.lengths) <= group * segment_len
+                assert {*batch.lengths[:-1]} <= {segment_len}
                 assert torch.equal(batch.targets_BT, batch.tokens_BT + 1)
                 for row, resets in zip(batch.tokens_BT.tolist(), batch.resets_BT.tolist(), strict=True):
                     number = next(lane)
@@ -189,11 +193,24 @@ def test_a_loaded_stream_goes_on_at_the_very_batch(handed_out: int) -> None:
     assert len(rest) == len(resumed) - handed_out
 
 
+DRAWN = {"segment_len_sd": 2.0, "half_segments": 0.3, "seed": 3, "half_loss": True}
+
+
+def test_half_a_loss_is_half_of_each_segment_that_a_batch_holds() -> None:
+    source = training_lanes(text(200), batch_size=3, segment_len=4)
+    batches = list(train_stream(source, steps=4, **DRAWN, bptt_segments=3))
+    assert {len(batch.lengths) for batch in batches} == {3}
+    for batch in batches:
+        counts = [place >= length // 2 for length in batch.lengths for place in range(length)]
+        assert torch.equal(batch.targets_BT != -100, torch.tensor([counts] * 3))
+        assert batch.counted == 3 * sum(counts)
+
+
+@pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("handed_out", [0, 7, 24])
-def test_drawn_segments_go_on_at_the_very_batch(handed_out: int) -> None:
+def test_drawn_segments_go_on_at_the_very_batch(handed_out: int, group: int) -> None:
     def stream() -> TrainStream:
-        drawn = {"segment_len_sd": 2.0, "half_segments": 0.3, "seed": 3, "limit": 2, "half_loss": True}
-        return train_stream(recall_lanes(), chunks=2, accumulate=2, **drawn)
+        return train_stream(recall_lanes(), chunks=2, accumulate=2, **DRAWN, limit=2, bptt_segments=group)
 
     stopped, resumed = stream(), stream()
     list(itertools.islice(stopped, handed_out))
@@ -245,7 +262,16 @@ def test_on_cuda_batches_are_used_on_whatever_stream_is_current_with_their_own_v
 
     def batch(number: int) -> Batch:
         tokens = torch.arange(64 * 4096).view(64, 4096) + 1000 * number
-        return Batch(tokens, tokens + 1, tokens % 7 == 0, counted=tokens.numel(), step=number, micro=0, chunk=0)
+        return Batch(
+            tokens,
+            tokens + 1,
+            tokens % 7 == 0,
+            counted=tokens.numel(),
+            step=number,
+            micro=0,
+            chunk=0,
+            lengths=(tokens.shape[1],),
+        )
 
     busy = torch.randn(4096, 4096, device=device)
     sums = []

@@ -96,3 +96,21 @@ def test_one_graph_serves_all_layers_and_segments_with_the_models_losses(kind: s
     expected, _ = losses(plain, plain.training_losses, memory=memory)
     assert again == pytest.approx(expected, rel=1e-5)
     assert counting.graphs == 1
+
+
+@pytest.mark.slow
+def test_gradients_flow_through_the_memory_between_compiled_segments() -> None:
+    gradients = []
+    for compiles in (False, True):
+        model = model_of("transformer_xl", n_layer=3).train()
+        counting = Counting()
+        read = compiled_losses(model, segment_len=T, backend=counting) if compiles else model.training_losses
+        memory, sums = model.empty_memory(B), []
+        for tokens_BT, targets_BT, resets_BT in segments(short=3):
+            (nll_BT, memory), _ = read(tokens_BT, targets_BT, memory, resets_BT, detach=False)
+            sums.append(nll_BT.sum())
+        sum(sums).backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    assert counting.graphs == 2  # the first segment's memory has no gradient
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -110,6 +110,15 @@ def test_kills_of_a_run_with_all_that_has_a_state(
 
 
 @pytest.mark.slow
+def test_kills_of_a_run_with_gradients_through_several_segments(
+    forks: Forks, base: list[str], whole: Whole, tmp_path: Path
+) -> None:
+    settings = [*IN_PARTS, "data.bptt_segments=3"]
+    run = go_on_until_the_end(forks, [*base, *settings], tmp_path, drawn(1, 2, batches=96), torn=True)
+    assert_same_run(run, whole(*settings))
+
+
+@pytest.mark.slow
 def test_kills_of_a_recurrent_network(forks: Forks, base: list[str], tmp_path: Path) -> None:
     settings = [*without_attention(base), *RECURRENT]
     assert forks.run("train", [*settings, "hydra.run.dir=whole"], tmp_path).status == 0

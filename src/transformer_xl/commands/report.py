@@ -54,7 +54,8 @@ def print_opening(run: Run, built: Built) -> None:
     if length.max_steps > 0:
         memory = f"memory {config.model.mem_len}" if model.attends else "carried state"
         every = "none" if length.validate_every is None else f"every {length.validate_every} steps and at the end"
-        run.say(f"batch    {data.batch_size} lanes x {data.segment_len} tokens, {memory}")
+        group = f" x {data.bptt_segments} segments" if data.bptt_segments > 1 else ""
+        run.say(f"batch    {data.batch_size} lanes{group} x {data.segment_len} tokens, {memory}")
         run.say(f"learn    {config.optimizer.kind}, lr {config.optimizer.lr:g}, {config.scheduler.kind}")
         run.say(f"run      {length.max_steps:,} steps, {length.tokens:,} tokens, {length.epochs:.2f} epochs")
         run.say(f"validate {every}")

@@ -115,7 +115,8 @@ def _memory_in_one_sentence(run: Run, built: Built) -> Iterator[None]:
             advice = f"data.lane_chunks={more}, which gives the same gradients" if more > data.lane_chunks else "less"
             sentence = (
                 f"the device ran out of memory in training: data.batch_size is {data.batch_size}, data.segment_len "
-                f"{data.segment_len}, model.mem_len {mem_len} and data.lane_chunks {data.lane_chunks}; try {advice}"
+                f"{data.segment_len}, data.bptt_segments {data.bptt_segments}, model.mem_len {mem_len} and "
+                f"data.lane_chunks {data.lane_chunks}; try {advice}"
             )
         if not built.trainer.is_global_zero:  # whose memory alone was short, perhaps: the first would not know
             print(f"error: {sentence}", file=sys.stderr)

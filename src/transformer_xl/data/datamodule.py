@@ -20,16 +20,17 @@ class LaneDataModule(LightningDataModule):
         corpus: opened, its token files ready.
         batch_size: lanes of training over all processes together.
         segment_len: tokens of a segment, T.
-        segments: which positions each segment of training holds; None: equal ones of `segment_len`.
+        segments: which positions each segment of training holds, in groups through which gradients flow; None: equal
+            ones of `segment_len`, each by itself.
         lane_chunks: parts in which a step's lanes go through the device; set the trainer's `accumulate_grad_batches` to
-            as many times the segments of a step.
+            as many times the groups of segments of a step.
         eval_batch_size: lanes of validation and test; None: `batch_size`.
         eval_segment_len: tokens of a segment there; None: `segment_len`.
         eval_stride: distance of windows of `eval_segment_len` that are each read without memory; None: segments.
         steps: optimizer steps of the one epoch that the trainer then sees, which go on over the ends of the corpus;
             0: nothing is trained, and the training split may be of any length.
-        accumulate: segments in time that make one optimizer step; None: what the trainer's `accumulate_grad_batches`
-            and `lane_chunks` make.
+        accumulate: groups of segments in time that make one optimizer step; None: what the trainer's
+            `accumulate_grad_batches` and `lane_chunks` make.
 
     Attributes:
         train_source: the lanes of the training split.
@@ -82,7 +83,7 @@ class LaneDataModule(LightningDataModule):
 
     @property
     def accumulate(self) -> int:
-        """Segments in time that make one optimizer step."""
+        """Groups of segments in time that make one optimizer step."""
         if self._accumulate is not None:
             return self._accumulate
         assert self.trainer is not None

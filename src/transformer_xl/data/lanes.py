@@ -237,12 +237,13 @@ class Span(NamedTuple):
 
 
 class Segments:
-    """The segments of a training run, numbered from 0 over all its epochs, the same for all lanes.
+    """The segments of a training run in groups, numbered from 0 over all its epochs, the same for all lanes.
 
-    Every count of steps and tokens of a run follows from here. Lengths are equal, or drawn for each epoch from (seed,
-    epoch): normally around `segment_len`, or around half of it, and cut as in the published code to at least 5 and at
-    most three deviations above the mean. They are rounded; that code rounds down, which makes them shorter than their
-    mean by half a token. The last segment of an epoch may be shorter.
+    A micro-batch holds a group. Every count of steps and tokens of a run follows from here. Lengths are equal, or drawn
+    for each epoch from (seed, epoch): normally around `segment_len`, or around half of it, and cut as in the published
+    code to at least 5 and at most three deviations above the mean. They are rounded; that code rounds down, which makes
+    them shorter than their mean by half a token. The last segment of an epoch may be shorter, and its last group may
+    hold fewer segments.
 
     Args:
         lane_len: positions in a lane.
@@ -250,8 +251,9 @@ class Segments:
         segment_len_sd: standard deviation of drawn lengths.
         half_segments: share of segments around half the length.
         half_loss: whether only the second half of each segment counts.
+        bptt_segments: segments of a group.
         seed: of drawn lengths.
-        limit: the first segments that make an epoch; None: all.
+        limit: the first groups that make an epoch; None: all.
     """
 
     def __init__(
@@ -262,72 +264,70 @@ class Segments:
         segment_len_sd: float = 0.0,
         half_segments: float = 0.0,
         half_loss: bool = False,
+        bptt_segments: int = 1,
         seed: int = 0,
         limit: int | None = None,
     ) -> None:
         self._lane_len, self._segment_len = lane_len, segment_len
         self._sd, self._half_share, self._half_loss = segment_len_sd, half_segments, half_loss
-        self._seed, self._limit = seed, limit
+        self._group, self._seed = bptt_segments, seed
+        self._end = None if limit is None else limit * bptt_segments + 1
         self._is_drawn = segment_len_sd > 0 or half_segments > 0
-        self._stops = lru_cache(maxsize=4)(self._stops_of)
+        self._edges = lru_cache(maxsize=4)(self._edges_of)
         # sums over the epochs before each, as far as they were asked for
-        self._segments_before, self._positions_before = [0], [0]
+        self._groups_before, self._positions_before = [0], [0]
 
     def before(self, epoch: int) -> int:
-        """Count the segments of all epochs before this one."""
-        while len(self._segments_before) <= epoch:
+        """Count the groups of all epochs before this one."""
+        while len(self._groups_before) <= epoch:
             self._add_epoch()
-        return self._segments_before[epoch]
+        return self._groups_before[epoch]
 
     def count(self, epoch: int) -> int:
-        """Count the segments of an epoch."""
+        """Count the groups of an epoch."""
         return self.before(epoch + 1) - self.before(epoch)
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the epoch of a segment and its place there, both from 0."""
-        while self._segments_before[-1] <= number:
+        """Return the epoch of a group and its place there, both from 0."""
+        while self._groups_before[-1] <= number:
             self._add_epoch()
-        epoch = bisect_right(self._segments_before, number) - 1
-        return epoch, number - self._segments_before[epoch]
+        epoch = bisect_right(self._groups_before, number) - 1
+        return epoch, number - self._groups_before[epoch]
 
-    def span(self, number: int) -> Span:
-        """Return the positions of a segment."""
+    def spans(self, number: int) -> list[Span]:
+        """Return the positions of each segment of a group, which follow one another in an epoch."""
         epoch, place = self.locate(number)
-        start, stop = self._start(epoch, place), self._start(epoch, place + 1)
-        skipped = (stop - start) // 2 if self._half_loss else 0
-        return Span(epoch=epoch, start=start, counts_from=start + skipped, stop=stop)
+        edges = pairwise(self._edges(epoch)[place * self._group :][: self._group + 1].tolist())
+        return [Span(epoch, start, (start + stop) // 2 if self._half_loss else start, stop) for start, stop in edges]
 
     def positions(self, number: int) -> int:
-        """Count the positions of a lane that the run's first `number` segments hold."""
+        """Count the positions of a lane that the run's first `number` groups hold."""
         epoch, place = self.locate(number)
-        return self._positions_before[epoch] + self._start(epoch, place)
+        return self._positions_before[epoch] + int(self._edges(epoch)[place * self._group])
 
     def epochs(self, number: int) -> float:
-        """Count the epochs that the run's first `number` segments make."""
+        """Count the epochs that the run's first `number` groups make."""
         epoch, place = self.locate(number)
         return epoch + place / self.count(epoch)
 
-    def _start(self, epoch: int, place: int) -> int:
-        return int(self._stops(epoch if self._is_drawn else 0)[place - 1]) if place else 0
-
     def _add_epoch(self) -> None:
-        stops = self._stops(len(self._segments_before) - 1 if self._is_drawn else 0)
-        self._segments_before.append(self._segments_before[-1] + len(stops))
-        self._positions_before.append(self._positions_before[-1] + int(stops[-1]))
+        edges = self._edges(len(self._groups_before) - 1)
+        self._groups_before.append(self._groups_before[-1] - (1 - len(edges)) // self._group)
+        self._positions_before.append(self._positions_before[-1] + int(edges[-1]))
 
-    def _stops_of(self, epoch: int) -> NDArray[np.int64]:
-        """Return the position after each segment of an epoch."""
+    def _edges_of(self, epoch: int) -> NDArray[np.int64]:
+        """Return 0 and the position after each segment of an epoch."""
         length = self._segment_len
         if not self._is_drawn:
-            return np.append(np.arange(length, self._lane_len, length), self._lane_len)[: self._limit]
+            return np.append(np.arange(0, self._lane_len, length), self._lane_len)[: self._end]
         generator, parts = _generator(self._seed, epoch), [np.zeros(1, np.int64)]
         while parts[-1][-1] < self._lane_len:
             is_half = generator.random(_DRAWN_TOGETHER) < self._half_share
             drawn = np.rint(generator.normal(np.where(is_half, length / 2, length), self._sd))
             lengths = np.clip(drawn, min(_SHORTEST, length), int(length + 3 * self._sd)).astype(np.int64)
             parts.append(parts[-1][-1] + lengths.cumsum())
-        stops = np.concatenate(parts)[1:].clip(max=self._lane_len)
-        return stops[: 1 + int(np.searchsorted(stops, self._lane_len))][: self._limit]
+        edges = np.concatenate(parts).clip(max=self._lane_len)
+        return edges[: 1 + int(np.searchsorted(edges, self._lane_len))][: self._end]
 
 
 def eval_starts(*, lane_len: int, segment_len: int, stride: int | None) -> range:

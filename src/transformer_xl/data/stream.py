@@ -25,6 +25,7 @@ class Batch(NamedTuple):
         step: optimizer step, from 1; in an evaluation the segment or window, from 1.
         micro: place within the step, from 0.
         chunk: which chunk of this rank's lanes, from 0.
+        lengths: of the segments that the positions are, in order.
     """
 
     tokens_BT: Tensor
@@ -34,21 +35,22 @@ class Batch(NamedTuple):
     step: int
     micro: int
     chunk: int
+    lengths: tuple[int, ...]
 
 
 class TrainStream:
     """The micro-batches of this rank, endlessly over epochs of the corpus, from where the stream stands.
 
-    A step reads the next `accumulate` segments; of each segment all chunks of this rank's lanes come in turn, then the
-    next segment.
+    A step reads the next `accumulate` groups of segments; of each group all chunks of this rank's lanes come in turn,
+    then the next group.
 
     Args:
         source: lanes of the training split.
-        segments: which positions each segment holds.
-        chunks: the lanes of this rank, in the parts in which those of a segment come.
-        accumulate: segments in time that make one optimizer step.
+        segments: which positions each segment of a group holds.
+        chunks: the lanes of this rank, in the parts in which those of a group come.
+        accumulate: groups in time that make one optimizer step.
         steps: optimizer steps of one iteration, which go on across the ends of epochs; None: an iteration is one epoch
-            of the corpus, whose last step may hold fewer segments.
+            of the corpus, whose last step may hold fewer groups.
         device: to which batches are copied ahead where it is a CUDA device.
     """
 
@@ -70,8 +72,8 @@ class TrainStream:
 
     def __len__(self) -> int:
         """Count the micro-batches of an iteration: the whole run's, those handed out included, or an epoch's."""
-        segments = self._segments.count(self._epoch) if self._steps is None else self._steps * self._accumulate
-        return segments * len(self._chunks)
+        groups = self._segments.count(self._epoch) if self._steps is None else self._steps * self._accumulate
+        return groups * len(self._chunks)
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on from where the stream stands; a batch counts as handed out as soon as it is yielded."""
@@ -95,16 +97,14 @@ class TrainStream:
         return self._segments.locate(self._batches // len(self._chunks))[0]
 
     def _batch(self, number: int) -> Batch:
-        segment, chunk = divmod(number, len(self._chunks))
-        step, first, stop = self._step_of(segment)
+        group, chunk = divmod(number, len(self._chunks))
+        step, first, stop = self._step_of(group)
         if self._counted[0] != step:
-            self._counted = (
-                step,
-                sum(_counted(self._source, self._segments.span(other)) for other in range(first, stop)),
-            )
+            counted = sum(_counted(self._source, self._segments.spans(other)) for other in range(first, stop))
+            self._counted = step, counted
         return _read(
             self._source,
-            self._segments.span(segment),
+            self._segments.spans(group),
             lanes=self._chunks[chunk],
             counted=self._counted[1],
             step=step + 1,
@@ -112,12 +112,12 @@ class TrainStream:
             chunk=chunk,
         )
 
-    def _step_of(self, segment: int) -> tuple[int, int, int]:
-        """Return the optimizer step of a segment, from 0, and the step's segments [first, stop)."""
+    def _step_of(self, group: int) -> tuple[int, int, int]:
+        """Return the optimizer step of a group, from 0, and the step's groups [first, stop)."""
         if self._steps is not None:
-            step = segment // self._accumulate
+            step = group // self._accumulate
             return step, step * self._accumulate, (step + 1) * self._accumulate
-        epoch, place = self._segments.locate(segment)
+        epoch, place = self._segments.locate(group)
         while len(self._steps_before) <= epoch:
             count = self._segments.count(len(self._steps_before) - 1)
             self._steps_before.append(self._steps_before[-1] - (-count // self._accumulate))
@@ -148,23 +148,28 @@ class EvalStream:
         counted_to = 0
         for step, start in enumerate(self._starts, start=1):
             stop = min(start + self._segment_len, self.source.lane_len)
-            span = Span(epoch=0, start=start, counts_from=counted_to, stop=stop)
-            counted, counted_to = _counted(self.source, span), stop
-            batch = _read(self.source, span, lanes=self.lanes, counted=counted, step=step, micro=0, chunk=0)
+            spans = [Span(epoch=0, start=start, counts_from=counted_to, stop=stop)]
+            counted, counted_to = _counted(self.source, spans), stop
+            batch = _read(self.source, spans, lanes=self.lanes, counted=counted, step=step, micro=0, chunk=0)
             if self._stride is not None:
                 batch.resets_BT[:, 0] = True
             yield batch
 
 
-def _counted(source: LaneSource, span: Span) -> int:
-    return source.counted(epoch=span.epoch, start=span.counts_from, stop=span.stop)
+def _counted(source: LaneSource, spans: Sequence[Span]) -> int:
+    return sum(source.counted(epoch=span.epoch, start=span.counts_from, stop=span.stop) for span in spans)
 
 
-def _read(source: LaneSource, span: Span, *, lanes: range, counted: int, step: int, micro: int, chunk: int) -> Batch:
-    segment = source.read(epoch=span.epoch, lanes=lanes, start=span.start, stop=span.stop)
-    segment.targets_BT[:, : span.counts_from - span.start] = NOT_COUNTED
-    tokens, targets, resets = map(torch.from_numpy, segment)
-    return Batch(tokens, targets, resets, counted, step, micro, chunk)
+def _read(
+    source: LaneSource, spans: Sequence[Span], *, lanes: range, counted: int, step: int, micro: int, chunk: int
+) -> Batch:
+    first = spans[0].start
+    found = source.read(epoch=spans[0].epoch, lanes=lanes, start=first, stop=spans[-1].stop)
+    for span in spans:
+        found.targets_BT[:, span.start - first : span.counts_from - first] = NOT_COUNTED
+    tokens, targets, resets = map(torch.from_numpy, found)
+    lengths = tuple(span.stop - span.start for span in spans)
+    return Batch(tokens, targets, resets, counted, step, micro, chunk, lengths)
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -160,21 +160,26 @@ class LanguageModule(LightningModule):
         seed_generators(seed, device=self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Read one segment of one chunk of lanes and return its share of the step's loss.
+        """Read one group of segments of one chunk of lanes and return its share of the step's loss.
 
-        The share is scaled so that after DDP's mean over processes and Lightning's division by the number of
-        micro-batches the gradient is that of the mean over all tokens of the step.
+        Gradients flow through the memory between them, and not into that before the first. The share is scaled so that
+        after DDP's mean over processes and Lightning's division by the number of micro-batches the gradient is that of
+        the mean over all tokens of the step.
         """
         memory = self._train_memory.get(batch.chunk)
         if memory is None:
             memory = self._starting_memory(batch)
-        (nll, memory), auxiliary = self._training_losses(batch.tokens_BT, batch.targets_BT, memory, batch.resets_BT)
-        nll_sum = nll.sum()
-        self._train_memory[batch.chunk] = memory
-        read = nll_sum.detach().double()
-        self._nll_sum = read if self._nll_sum is None else self._nll_sum + read
-        minimized = nll_sum if auxiliary is None else nll_sum + auxiliary
-        return minimized * (self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1))
+        segments = [tensor.split_with_sizes(batch.lengths, dim=1) for tensor in batch[:3]]
+        detach, minimized = len(batch.lengths) == 1, []
+        for tokens, targets, resets in zip(*segments, strict=True):
+            (nll, memory), auxiliary = self._training_losses(tokens, targets, memory, resets, detach=detach)
+            nll_sum = nll.sum()
+            minimized += [nll_sum] if auxiliary is None else [nll_sum, auxiliary]
+            read = nll_sum.detach().double()
+            self._nll_sum = read if self._nll_sum is None else self._nll_sum + read
+        self._train_memory[batch.chunk] = memory.detach()
+        scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
+        return reduce(torch.add, minimized) * scale
 
     def _starting_memory(self, batch: Batch) -> Memory:
         if self._loaded_memory is None:

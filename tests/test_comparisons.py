@@ -16,6 +16,7 @@ from transformer_xl.model.base import make_model
 ROWS = [(name, row) for name in COMPARISONS for row in rows_of(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "row"), ROWS)
 @pytest.mark.parametrize(("data", "vocab_size"), [("stdlib", 256), ("recall", 8)])
 def test_rows_have_equal_tokens_and_parameters(experiment: str, row: str, data: str, vocab_size: int) -> None:

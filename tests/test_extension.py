@@ -51,6 +51,7 @@ def test_parts_are_short() -> None:
     assert max(lines.values()) <= 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*CHOSEN} - {"alibi"}))  # which test_memory_parts.py trains
 def test_a_part_trains_and_the_run_goes_on_and_is_loaded(name: str, tiny_run: Run, tmp_path: Path) -> None:
     arguments = [plugins(name), *CHOSEN[name], "trainer.max_steps=4"]

@@ -73,6 +73,7 @@ def readme() -> str:
     return (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recipes_model_has_its_recorded_number_of_parameters(name: str) -> None:
     vocab_size, expected = RECORDED[name]
@@ -81,6 +82,7 @@ def test_a_recipes_model_has_its_recorded_number_of_parameters(name: str) -> Non
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "model", "data"),
     [

@@ -49,6 +49,7 @@ def no_number(*given: Any, **others: Any) -> Tensor:
     return plain_attention(*given, **others) * torch.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [one_key_too_many, wrong_gradient, no_number])
 def test_a_wrong_attention_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
     monkeypatch.setitem(ATTENTION, "sdpa", wrong)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> None:
     done = project.run("-m", "model.mem_len=7", "name=[fine,bug,no_objective]")
     assert done.returncode == 1
@@ -29,6 +30,7 @@ def test_a_failed_job_does_not_keep_the_others_from_running(project: Any) -> Non
     assert "exit status 1" in rows[1]
 
 
+@pytest.mark.slow
 def test_each_job_gets_its_settings(project: Any) -> None:
     done = project.run(
         "-m", "data=text", "data.path=[a=1 '${x}',汉 b]", "model.cutoffs=[1,2],[3]", "hydra.sweep.dir=x y"

@@ -64,6 +64,7 @@ def assert_predicts(folder: Path, recorded: Path) -> None:
             assert (log_probs_BTV - expected).abs().max() < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_there_and_back_keeps_every_bit_every_name_and_all_predictions(folder: Path, tmp_path: Path) -> None:
     assert_predicts(folder, folder)

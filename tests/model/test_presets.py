@@ -140,6 +140,7 @@ def test_published_presets_train_and_score_as_in_the_paper(name: str) -> None:
     assert recipe["segment_len"] == read("model", name)["mem_len"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("[!_]*.yaml")))
 def test_every_preset_builds_and_has_a_recipe_of_its_name(name: str) -> None:
     assert parameters(name, BYTES) > 0

@@ -16,12 +16,12 @@ SOURCE = ROOT / "src" / "transformer_xl"
 OF_MODELS = ("model", "position", "memory")
 
 BOUNDS = {
-    "source lines": 15_300,
+    "source lines": 15_500,
     "source files": 95,
     "files that train.py reaches": 75,
     "files that generate.py reaches": 35,
     "files of the core": 30,
-    "lines of the core": 4_580,
+    "lines of the core": 4_670,
     "lines of the largest source file": 450,
     "lines of conf": 900,
     "test lines": 22_500,

@@ -163,7 +163,7 @@ def test_filters_leave_what_their_definitions_leave(how: dict[str, Any]) -> None
 def drawn(log_probs: torch.Tensor, present: list[int], **how: Any) -> int:
     held = torch.zeros(len(log_probs), dtype=torch.bool)
     held[present] = True
-    return sample(log_probs, held, params_of(**how), torch.Generator().manual_seed(1))
+    return int(sample(log_probs, held, params_of(**how), torch.Generator().manual_seed(1)))
 
 
 def test_the_penalty_multiplies_log_probabilities_of_what_the_text_holds() -> None:

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from tests.conftest import tiny_model_config
@@ -168,3 +169,17 @@ def test_an_auxiliary_loss_is_trained_by_the_same_count_and_not_reported(tmp_pat
     trained, losses = train(Anchored)
     assert losses == train(make_model)[1]
     assert float(trained.model.get_parameter("number")) == pytest.approx(3 * (1 - 0.5**2))
+
+
+def test_gradients_that_a_scaler_has_multiplied_are_clipped_as_they_were_before(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    steps = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu", scaler=scaler)]):
+        trained = module(optimizer=ADAM | {"eps": 1.0})  # by which a gradient's size makes a difference
+        trainer(tmp_path, plugins=plugins, max_steps=2, gradient_clip_val=0.01).fit(trained, lanes())
+        assert trained.last_step is not None
+        steps.append((float(trained.last_step.gradient_norm), trained.model.embedding.weights[0].detach()))
+    (norm, weight), (scaled_norm, scaled_weight) = steps
+    assert scaled_norm == pytest.approx(norm, rel=0.02)
+    start = module().model.embedding.weights[0].detach()
+    torch.testing.assert_close(scaled_weight - start, weight - start, rtol=0.1, atol=1e-7)

@@ -12,12 +12,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import Outcome
-from tests.model.kinds import KINDS, RECURRENT, model_of, one_reset
+from tests.model.kinds import KINDS, model_of, one_reset
 from tests.model.tiny import random_tokens
+from transformer_xl.data.lanes import NOT_COUNTED
+from transformer_xl.data.stream import Batch, with_copy
 from transformer_xl.model import kernels
 from transformer_xl.model.attention import plain_attention
 from transformer_xl.training import module
-from transformer_xl.training.module import LanguageModule
+from transformer_xl.training.module import LanguageModule, seed_generators
 
 Run = Callable[..., Outcome]
 STEPS = 5
@@ -111,21 +113,39 @@ def test_no_step_waits(tiny_run: Run, waits: list[list[str]]) -> None:
     assert waits == [[]] * (STEPS - 2)
 
 
-def test_an_adaptive_softmax_waits_once(tiny_run: Run, waits: list[list[str]]) -> None:
+def test_an_adaptive_softmax_does_not_wait_for_what_the_reader_knows(tiny_run: Run, waits: list[list[str]]) -> None:
     adaptive = ["data.tokenizer=char", "model.cutoffs=[20,40]", "model.div_val=2"]
     outcome = tiny_run(*QUIETLY, *adaptive, f"trainer.max_steps={STEPS}")
     assert outcome.status == 0
-    assert waits == [["tolist"]] * (STEPS - 2)
+    assert waits == [[]] * (STEPS - 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_model_waits_but_once_for_where_a_recurrent_one_resets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_model_waits_for_what_the_reader_knows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the losses of a model that has to look itself."""
     monkeypatch.setitem(kernels.ATTENTION, "auto", plain_attention)  # as on a GPU
-    model = model_of(kind, dropout=0.1, **({"attention": "auto"} if kind == "transformer_xl" else {})).train()
+    attention = {"attention": "auto"} if kind == "transformer_xl" else {}
+    model = model_of(kind, dropout=0.1, cutoffs=[10, 20], **attention).train()
     tokens_BT, resets_BT = random_tokens(2, 5), one_reset(2, 5, lane=1, place=2)
+    targets_BT = random_tokens(2, 5, seed=3).index_fill(1, torch.tensor([4]), NOT_COUNTED)
+    seed_generators(1, device=torch.device("cpu"))
+    expected_BT = model.nll(tokens_BT, targets_BT, model.empty_memory(2), resets_BT).nll_BT
+    for tensor in (targets_BT, resets_BT):
+        with_copy(tensor, tensor.numpy().copy())
+    seed_generators(1, device=torch.device("cpu"))
     found: list[str] = []
     with Calls(found), Operations(found):
-        nll_BT, memory = model.nll(tokens_BT, tokens_BT, model.empty_memory(2), resets_BT)
+        nll_BT, memory = model.nll(tokens_BT, targets_BT, model.empty_memory(2), resets_BT)
         nll_BT.sum().backward()
-        model.nll(tokens_BT, tokens_BT, memory)
-    assert found == (["tolist"] if kind in RECURRENT else [])
+        model.nll(tokens_BT, targets_BT, memory)
+    assert found == []
+    assert torch.equal(nll_BT, expected_BT)
+
+
+def test_a_part_of_a_batch_knows_its_part() -> None:
+    tokens = with_copy(random_tokens(4, 6), random_tokens(4, 6).numpy())
+    batch = Batch(tokens, tokens, random_tokens(4, 6), counted=24, step=1, micro=0, chunk=0, lengths=(2, 4))
+    _, second = batch.cut(lanes=slice(1, 3)).segments()
+    assert torch.equal(second.targets_BT, tokens[1:3, 2:])
+    assert (second.targets_BT.on_host == tokens[1:3, 2:].numpy()).all()
+    assert second.resets_BT.on_host is None

@@ -6,9 +6,11 @@ Letters: B lanes, T positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, Segments, Span, eval_starts
@@ -16,6 +18,8 @@ from transformer_xl.data.lanes import NOT_COUNTED, LaneSource, Segments, Span, e
 
 class Batch(NamedTuple):
     """One micro-batch: T positions of B lanes, and its place in the run.
+
+    Its tensors know what they hold on the host: see `with_copy`.
 
     Args:
         tokens_BT: inputs, int64.
@@ -36,6 +40,20 @@ class Batch(NamedTuple):
     micro: int
     chunk: int
     lengths: tuple[int, ...]
+
+    def cut(self, lanes: slice = slice(None), positions: slice = slice(None)) -> Batch:
+        """Return the part of some lanes and positions."""
+        tokens, targets, resets = (
+            with_copy(tensor[lanes, positions], None if on_host is None else on_host[lanes, positions])
+            for tensor, on_host in ((tensor, getattr(tensor, "on_host", None)) for tensor in self[:3])
+        )
+        return self._replace(tokens_BT=tokens, targets_BT=targets, resets_BT=resets)
+
+    def segments(self) -> Iterator[Batch]:
+        """Return the parts that are read one after another, each with the memory of the one before it."""
+        stops = accumulate(self.lengths)
+        parts = (slice(stop - length, stop) for length, stop in zip(self.lengths, stops, strict=True))
+        return (self.cut(positions=part) for part in parts)
 
 
 class TrainStream:
@@ -167,9 +185,18 @@ def _read(
     found = source.read(epoch=spans[0].epoch, lanes=lanes, start=first, stop=spans[-1].stop)
     for span in spans:
         found.targets_BT[:, span.start - first : span.counts_from - first] = NOT_COUNTED
-    tokens, targets, resets = map(torch.from_numpy, found)
+    tokens, targets, resets = (with_copy(torch.from_numpy(array), array) for array in found)
     lengths = tuple(span.stop - span.start for span in spans)
     return Batch(tokens, targets, resets, counted, step, micro, chunk, lengths)
+
+
+def with_copy(tensor: Tensor, array: NDArray[Any] | None) -> Tensor:
+    """Return a tensor whose attribute `on_host` is what it holds, for models that must know before they go on.
+
+    So the host need not wait for the device; None: it must. A tensor that is made of this one has no such attribute.
+    """
+    tensor.on_host = array  # type: ignore[attr-defined]
+    return tensor
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -196,7 +223,9 @@ def _start_copy(batch: Batch | None, device: torch.device, side: torch.cuda.Stre
         return None
     # Without pinned memory the copy would hold up this process. PyTorch keeps what is freed from being used again until
     # the copies out of it are done.
+    arrays = [tensor.numpy() for tensor in batch[:3]]
     pinned = [tensor.pin_memory() for tensor in batch[:3]]
     with torch.cuda.stream(side):
-        tokens, targets, resets = (tensor.to(device, non_blocking=True) for tensor in pinned)
+        copies = [tensor.to(device, non_blocking=True) for tensor in pinned]
+    tokens, targets, resets = map(with_copy, copies, arrays)
     return batch._replace(tokens_BT=tokens, targets_BT=targets, resets_BT=resets)

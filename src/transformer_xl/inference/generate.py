@@ -43,14 +43,20 @@ def filtered(log_probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
     return tokens, weights
 
 
-def sample(log_probs: Tensor, present: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """Sample the next token of a text, which holds those that are `present` (V) already."""
+def sample(log_probs: Tensor, present: Tensor, params: SamplingParams, generator: torch.Generator) -> Tensor:
+    """Sample the next token (1) of a text, which holds those that are `present` (V) already; -1: a NaN is predicted.
+
+    The host does not wait for the device: this is `torch.multinomial`, to the bit, without its look at the weights.
+    """
     if params.repetition_penalty != 1:
         log_probs = torch.where(present, log_probs * params.repetition_penalty, log_probs)
     if params.temperature < _COLDEST:
-        return int(log_probs.argmax())
-    tokens, weights = filtered(log_probs, params)
-    return int(tokens[torch.multinomial(weights, 1, generator=generator)])
+        weights, tokens = log_probs.max(dim=0, keepdim=True)
+    else:
+        tokens, weights = filtered(log_probs, params)
+        drawn = (weights / torch.empty_like(weights).exponential_(generator=generator)).argmax(dim=0, keepdim=True)
+        tokens, weights = tokens[drawn], weights[drawn]
+    return tokens.masked_fill(weights.isnan(), -1)
 
 
 def seed_of_sample(seed: int, number: int) -> int:
@@ -134,12 +140,12 @@ class _CachedReader:
         for lane, text in enumerate(texts):
             tokens[lane, longest - len(text) :] = torch.as_tensor(text)
             resets[lane, longest - len(text)] = len(text) < longest
-        is_unequal = bool(resets.any())
+        is_unequal = min(map(len, texts)) < longest
         stops = list(range(longest, 0, -self._segment_len))[: self._pieces][::-1]
         for stop in stops:
             piece = slice(max(stop - self._segment_len, 0), stop)
-            begun = resets[:, piece].to(self._device) if is_unequal else None
-            log_probs = self._session.next_log_probs(tokens[:, piece].to(self._device), begun)
+            begun = resets[:, piece].to(self._device, non_blocking=True) if is_unequal else None
+            log_probs = self._session.next_log_probs(tokens[:, piece].to(self._device, non_blocking=True), begun)
         return log_probs
 
 
@@ -160,7 +166,7 @@ class _WindowReader:
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Read the next tokens of each text; return log-probabilities (B, V) of the token after them."""
         length = self._context.segment_len
-        new = torch.tensor([list(text) for text in texts], device=self._segment.device)
+        new = torch.tensor([list(text) for text in texts]).to(self._segment.device, non_blocking=True)
         segment = torch.cat([self._segment, new], dim=1)
         if self._context.mem_len == 0:
             segment = segment[:, -length:]
@@ -198,8 +204,9 @@ class Session:
         self._reader = reader(model, context, texts=len(samples))
         self._params = params
         self.tokenizer = tokenizer
-        self._generators = [torch.Generator().manual_seed(seed_of_sample(seed, number)) for number in samples]
-        self._present_BV = torch.zeros(len(samples), model.vocab_size, dtype=torch.bool)
+        device = next(model.parameters()).device
+        self._generators = [torch.Generator(device).manual_seed(seed_of_sample(seed, number)) for number in samples]
+        self._present_BV = torch.zeros(len(samples), model.vocab_size, dtype=torch.bool, device=device)
         self._unread: list[list[int]] = [[] for _ in samples]
         self.tokens: list[list[int]] = [[] for _ in samples]
         self.texts: list[Continuation] = []
@@ -223,17 +230,19 @@ class Session:
     def _append(self, texts: Sequence[Sequence[int]]) -> None:
         for present, tokens, unread, new in zip(self._present_BV, self.tokens, self._unread, texts, strict=True):
             if self._params.repetition_penalty != 1:
-                present[torch.as_tensor(new, dtype=torch.int64)] = True
+                held = torch.as_tensor(new, dtype=torch.int64).to(present.device, non_blocking=True)
+                present.index_fill_(0, held, True)
             tokens.extend(new)
             unread.extend(new)
 
     def _sample(self) -> list[int]:
         unread, self._unread = self._unread, [[] for _ in self._unread]
-        log_probs = self._reader.read(unread).float().cpu()
-        if bool(log_probs.isnan().any()):
+        texts = zip(self._reader.read(unread).float(), self._present_BV, self._generators, strict=True)
+        samples = [sample(of_text, present, self._params, generator) for of_text, present, generator in texts]
+        sampled: list[int] = torch.cat(samples).tolist()  # the one time that the host waits for the device
+        if min(sampled) < 0:
             raise UserError("the model predicts NaN: its weights are damaged, or the precision is too small for them")
-        texts = zip(log_probs, self._present_BV, self._generators, strict=True)
-        return [sample(of_text, present, self._params, generator) for of_text, present, generator in texts]
+        return sampled
 
 
 def first_tokens(tokenizer: Tokenizer) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -47,6 +48,15 @@ class Clusters:
         tables = [(vocab_size, d_embed)] if self.one_table else zip(self.sizes, self.widths, strict=True)
         self.table_shapes = list(tables)  # rows and width of each embedding matrix
         self.tied_projections = tied[: len(self.sizes)]  # whether a cluster's softmax uses the embedding's
+
+    def begins(self, targets_BT: Tensor) -> list[int]:
+        """Count for each cluster the targets of those before it, -100 among them; behind them, all targets.
+
+        On a device the host waits to see them, unless the reader has left it a copy (`on_host`, an array).
+        """
+        known = getattr(targets_BT, "on_host", None)
+        array_BT = targets_BT.cpu().numpy() if known is None else known
+        return [0, *(int(np.count_nonzero(array_BT < edge)) for edge in self.edges[1:-1]), array_BT.size]
 
     def flops(self, *, tokens: int, shares: Sequence[float]) -> int:
         """Count the operations of projecting embeddings, and of the softmax over the clusters that tokens visit.
@@ -170,13 +180,11 @@ class AdaptiveSoftmax(nn.Module):
             cluster_R += target_R >= edge
         head_target_R = torch.where(cluster_R > 0, shortlist - 1 + cluster_R, target_R)
         softmaxes = [Softmax(self._projected(hidden_RD, 0), self._columns(0), head_target_R)]
-        sorted_R, row_R = cluster_R.sort(stable=True)
-        numbers = torch.arange(len(edges), device=target_R.device)
-        # how many rows each tail has: the one time that the host waits for the device, whatever the number of clusters
-        borders = torch.searchsorted(sorted_R, numbers).tolist()
-        counts = [borders[number + 1] - borders[number] for number in self.clusters.tails]
+        row_R = cluster_R.argsort(stable=True)
+        begins = self.clusters.begins(targets_BT)
+        counts = [begins[number + 1] - begins[number] for number in self.clusters.tails]
         for number, count in zip(self.clusters.tails, counts, strict=True):
-            row_r = row_R[borders[number] : borders[number + 1]]
+            row_r = row_R[begins[number] : begins[number + 1]]
             target_r = target_R[row_r] - edges[number]
             more = (0, rows_to_add(count))  # none of them counts
             projected = self._projected(hidden_RD[functional.pad(row_r, more)], number)
@@ -184,7 +192,7 @@ class AdaptiveSoftmax(nn.Module):
             softmaxes.append(Softmax(projected, self._columns(number), target_r))
         head_nll_R, *tail_nll = softmax_losses(softmaxes, self._tables())
         counted = [nll_r[:count] for nll_r, count in zip(tail_nll, counts, strict=True)]
-        within_tail_R = torch.cat([head_nll_R.new_zeros(borders[1]), *counted])
+        within_tail_R = torch.cat([head_nll_R.new_zeros(begins[1]), *counted])
         nll_R = head_nll_R + torch.zeros_like(head_nll_R).index_copy(0, row_R, within_tail_R)
         return nll_R.view(targets_BT.shape)
 

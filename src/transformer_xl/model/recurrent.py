@@ -117,7 +117,12 @@ class RecurrentModel(LanguageModel):
 
 
 def _pieces(resets_BT: Tensor | None, *, segment_len: int) -> list[slice]:
-    """Cut a segment where any lane resets; without resets the host need not wait for the device to say where."""
-    begins_T = [] if resets_BT is None else resets_BT.any(dim=0).tolist()
+    """Cut a segment where any lane resets.
+
+    On a device the host waits to see where, unless the reader has left it a copy (`on_host`, an array).
+    """
+    known = getattr(resets_BT, "on_host", None)
+    known = resets_BT if known is None else known
+    begins_T = [] if known is None else known.any(0).tolist()
     edges = [0, *(place for place, begins in enumerate(begins_T) if begins and place > 0), segment_len]
     return [slice(start, stop) for start, stop in pairwise(edges)]

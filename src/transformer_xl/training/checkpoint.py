@@ -22,7 +22,7 @@ from transformer_xl.errors import Stopped, UserError, atomic_write
 from transformer_xl.registry import program
 from transformer_xl.training import metrics
 from transformer_xl.training.recorder import Recorder
-from transformer_xl.training.stopping import EXIT_CODES, OUT_OF_TIME, StopSignals, agreed
+from transformer_xl.training.stopping import EXIT_CODES, OUT_OF_TIME, Agreement, StopSignals
 
 LAST = "last.ckpt"
 _STEP = re.compile(r"step-(\d+)\.ckpt")
@@ -128,6 +128,7 @@ class Checkpoints(Callback):
         self._every, self._validate_every = every_n_steps, validate_every_n_steps
         self._keep, self._enabled = keep, enabled
         self._max_steps, self._max_seconds = max_steps, max_seconds
+        self._agreement = Agreement()
         self._started = math.inf
         self._saved_step: int | None = None  # in this process
         self._newest: int | None = None  # step of last.ckpt
@@ -188,7 +189,8 @@ class Checkpoints(Callback):
         self._finish_step(trainer, step, is_due=self._validation_due or step % self._every == 0)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._stop_if(trainer, agreed(trainer, int(self._signals.received or 0)), step=trainer.global_step)
+        reason = self._agreement.reason(trainer, int(self._signals.received or 0), at_once=False)
+        self._stop_if(trainer, reason, step=trainer.global_step)
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.on_validation_batch_end(trainer, *args)
@@ -212,7 +214,7 @@ class Checkpoints(Callback):
         is_late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
         if not reason and is_late and step < self._max_steps:
             reason = OUT_OF_TIME
-        reason = agreed(trainer, reason)
+        reason = self._agreement.reason(trainer, reason, at_once=is_due)  # a checkpoint waits for the device anyway
         if is_due or reason:
             self._save(trainer, step, is_best=is_best)
         self._stop_if(trainer, reason, step=step)

@@ -94,7 +94,7 @@ class MemoryGain:
             self._session = stream(
                 model, batch_size=self._lanes, mem_len=0, clamp_len=self._context.clamp_len, same_length=False
             )
-        tokens, targets, resets = (tensor[: self._lanes] for tensor in batch[:3])
+        tokens, targets, resets, *_ = batch.cut(slice(self._lanes))
         self._loss.update(self._session.nll(tokens, targets, resets) - nll[: self._lanes], targets)
 
     def gain(self) -> float | None:

@@ -135,8 +135,7 @@ class LanguageModule(LightningModule):
             groups = parameter_groups(
                 self.model, weight_decay=settings.weight_decay, decay_embeddings=settings.decay_embeddings
             )
-            # with float16 the gradients must be unscaled and clipped before a fused step could see them
-            optimizer = make_optimizer(settings, groups, fused=not str(self.trainer.precision).startswith("16"))
+            optimizer = make_optimizer(settings, groups)
         else:
             optimizer = settings(self._trained)
         self._peaks = [group["lr"] for group in optimizer.param_groups]
@@ -169,9 +168,8 @@ class LanguageModule(LightningModule):
         memory = self._train_memory.get(batch.chunk)
         if memory is None:
             memory = self._starting_memory(batch)
-        segments = [tensor.split_with_sizes(batch.lengths, dim=1) for tensor in batch[:3]]
         detach, minimized = len(batch.lengths) == 1, []
-        for tokens, targets, resets in zip(*segments, strict=True):
+        for tokens, targets, resets, *_ in batch.segments():
             (nll, memory), auxiliary = self._training_losses(tokens, targets, memory, resets, detach=detach)
             nll_sum = nll.sum()
             minimized += [nll_sum] if auxiliary is None else [nll_sum, auxiliary]
@@ -199,6 +197,10 @@ class LanguageModule(LightningModule):
     ) -> None:
         """Measure the gradient's norm and clip; drop the gradients of a step that counted nothing."""
         assert self._batch is not None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # such a step would do it itself, unclipped
+            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+            if scaler is not None:  # of float16
+                scaler.unscale_(optimizer)
         if self._batch.counted == 0:
             optimizer.zero_grad(set_to_none=True)
             self._gradient_norm = None

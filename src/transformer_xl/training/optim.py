@@ -35,12 +35,15 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(
+    settings: OptimizerConfig, groups: list[dict[str, Any]], *, fused: bool = True
+) -> torch.optim.Optimizer:
     """Make the optimizer that `settings.kind` names; `fused` updates all parameters in one kernel, where it has one."""
     optimizer: torch.optim.Optimizer = lookup("optimizer", settings.kind).factory(groups, settings)
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = fused
+            optimizer._step_supports_amp_scaling = fused  # type: ignore[attr-defined]
     return optimizer
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -80,14 +81,37 @@ def stopped_by(received: signal.Signals) -> Stopped:
     return Stopped(f"stopped by {received.name} outside of training's steps", exit_code=EXIT_CODES[received])
 
 
-def agreed(trainer: Trainer, reason: int) -> int:
-    """Return a reason to stop that one of the processes has, the same on all; 0: none has any."""
-    if trainer.world_size > 1:
-        reasons = (0, OUT_OF_TIME, *sorted(EXIT_CODES))  # of several the last one counts
-        place = torch.tensor(reasons.index(reason), device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(place, op=torch.distributed.ReduceOp.MAX)
-        reason = reasons[int(place)]
-    return reason
+class Agreement:
+    """A reason to stop that one of the processes has, the same on all; each of them asks at the same steps."""
+
+    def __init__(self) -> None:
+        self._asked: Callable[[], int] = lambda: 0
+
+    def reason(self, trainer: Trainer, own: int, *, at_once: bool) -> int:
+        """Tell the others this process's own reason, and return the one that all have; 0: none has any.
+
+        With several processes the answer is that of the last time, which has come meanwhile: so none of them waits for
+        its device, and the run stops one step later. `at_once`: the answer of this time.
+        """
+        if trainer.world_size == 1:
+            return own
+        before, self._asked = self._asked, _ask(own, trainer.strategy.root_device)
+        return self._asked() if at_once else before()
+
+
+def _ask(own: int, device: torch.device) -> Callable[[], int]:
+    reasons = (0, OUT_OF_TIME, *sorted(EXIT_CODES))  # of several the last one counts
+    place = torch.full((), reasons.index(own), device=device)
+    torch.distributed.all_reduce(place, op=torch.distributed.ReduceOp.MAX)
+    found = place.to("cpu", non_blocking=True)
+    arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+    def answer() -> int:
+        if arrived is not None:
+            arrived.synchronize()  # not the whole device: the step that was begun since goes on
+        return reasons[int(found)]
+
+    return answer
 
 
 class _NoHandlers(_SignalConnector):

@@ -21,7 +21,7 @@ BOUNDS = {
     "files that train.py reaches": 75,
     "files that generate.py reaches": 35,
     "files of the core": 30,
-    "lines of the core": 4_670,
+    "lines of the core": 4_680,
     "lines of the largest source file": 450,
     "lines of conf": 900,
     "test lines": 22_500,

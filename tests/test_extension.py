@@ -137,6 +137,18 @@ def _forget(kind: str, name: str) -> None:
     del registry._entries[kind][name]
 
 
+def test_a_memory_that_no_resume_would_find_is_refused_before_training(
+    tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (PARTS / "linear_recurrence.py").read_text().replace('@register("memory", "decay")\n', "")
+    (tmp_path / "forgets.py").write_text(text)
+    plugin = f"plugins=[{tmp_path / 'forgets.py'}]"
+    run = tiny_run("data=recall", "model=linear_recurrence", *QUIET, plugin, base=False)
+    sys.modules.pop("forgets")
+    assert run.status == 2
+    assert "no memory is registered as 'decay'" in capsys.readouterr().err
+
+
 def test_a_taken_name_and_a_taken_module_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import transformer_xl as txl\n@txl.register('optimizer', 'adam')\ndef adam(groups, settings): ...\n"

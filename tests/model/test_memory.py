@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +10,7 @@ from torch import Tensor
 
 from tests.model.kinds import model_of
 from tests.model.tiny import SEGMENT_LEN, random_tokens
-from transformer_xl.model.memory import (
-    HiddenMemory,
-)
+from transformer_xl.model.memory import HiddenMemory, Memory
 
 L, D = 2, 16
 
@@ -79,3 +79,13 @@ def test_lanes_of_different_age_keep_their_newest_rows_last() -> None:
     expected = memory_of([numbered(2), numbered(7, start=20)], slots=7, mem_len=9)
     assert torch.equal(both.hidden_LBMD, expected.hidden_LBMD)
     assert both.length_B.tolist() == [2, 7]
+
+
+def test_a_tensor_whose_name_does_not_say_where_its_lanes_are_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Nameless(Memory):
+        kind = "nameless"
+        state: Tensor
+
+    with pytest.raises(ValueError, match="state is a memory's tensor, and must end with the letters of its axes"):
+        Nameless(state=torch.zeros(2, 3), mem_len=1).lanes(slice(0, 1))

@@ -68,7 +68,12 @@ class Memory:
 
 
 def _lane_axis(name: str) -> int:
-    return name.rpartition("_")[2].index("B")
+    letters = name.rpartition("_")[2]
+    if "B" not in letters:
+        raise ValueError(
+            f"{name} is a memory's tensor, and must end with the letters of its axes, B for lanes: {name}_LBD"
+        )
+    return letters.index("B")
 
 
 def memory_from_state_dict(state: Mapping[str, Any]) -> Memory:

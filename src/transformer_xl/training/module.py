@@ -16,9 +16,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from transformer_xl.data.stream import Batch
+from transformer_xl.errors import UserError
 from transformer_xl.model.base import Context, LanguageModel, TokenLosses, make_model
 from transformer_xl.model.memory import Memory, memory_from_state_dict
 from transformer_xl.model.streaming import Stream, stream
+from transformer_xl.registry import names
 from transformer_xl.scores import LOSS, Score
 from transformer_xl.settings import OptimizerConfig, SchedulerConfig, Settings, parse_kind, plain
 from transformer_xl.training import metrics
@@ -85,6 +87,9 @@ class LanguageModule(LightningModule):
         super().__init__()
         if not isinstance(model, LanguageModel):
             model = make_model(_settings("model", model["config"]), vocab_size=model["vocab_size"])
+        kind = model.empty_memory(1).kind
+        if kind not in names("memory"):
+            raise UserError(f"no memory is registered as {kind!r}, by which a resume would find it: txl.register")
         if evaluation is None:
             evaluation = model.own_context(segment_len=1)
         self.model: LanguageModel = model

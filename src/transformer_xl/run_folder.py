@@ -101,7 +101,7 @@ def config_of(folder: Path) -> Config:
     try:
         return parse(Config, settings)
     except UserError as error:
-        raise UserError(f"{folder / 'config.yaml'} is of another version: {error}") from error
+        raise UserError(f"{folder / 'config.yaml'} cannot be read: {error}") from error
 
 
 def write_config(config: Config, folder: Path) -> None:

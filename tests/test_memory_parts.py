@@ -20,6 +20,7 @@ from tests.training.processes import assert_same_run, exact_run
 from transformer_xl.commands import cli
 from transformer_xl.commands.evaluate import evaluate
 from transformer_xl.commands.generate import generate
+from transformer_xl.commands.score import score
 from transformer_xl.model.base import make_model
 from transformer_xl.model.memory import Memory, memory_from_state_dict
 
@@ -36,8 +37,12 @@ class Part(NamedTuple):
 
 PARTS_WITH_MEMORY = {
     "alibi": Part(["model/position=alibi", *TINY_MODEL]),
+    "compressive": Part(["model=compressive", "model.rate=3", "model.compressed_len=4", *TINY_MODEL]),
     "gated_delta": Part(["model=gated_delta", *TINY_MODEL]),
     "linear_recurrence": Part(["model=linear_recurrence", *SIZE]),
+    "memory_tokens": Part(
+        ["model=memory_tokens", "model.n_memory=3", *TINY_MODEL, "data.bptt_segments=2"], invariant=False
+    ),
 }
 """File of a part -> what is known of it."""
 every_part = pytest.mark.parametrize("name", PARTS_WITH_MEMORY)
@@ -72,6 +77,12 @@ def model(name: str, configs: dict[str, Any]) -> Any:
 def tensors(memory: Memory) -> dict[str, Tensor]:
     found = {name: value for name, value in memory.state_dict().items() if isinstance(value, Tensor)}
     return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+
+
+def read_to_train(model: Any, *inputs: Any, detach: bool = True) -> tuple[Tensor, Tensor, Memory]:
+    """Return the targets' losses, the sum that training minimizes, and the memory."""
+    (nll_BT, memory), auxiliary = model.training_losses(*inputs, detach=detach)
+    return nll_BT, nll_BT.sum() + (0 if auxiliary is None else auxiliary), memory
 
 
 def random_pieces(length: int, *, most: int, seed: int) -> list[int]:
@@ -156,9 +167,9 @@ def test_gradients_flow_through_memory_where_asked_for(name: str, model: Any) ->
         memory, summed = model.empty_memory(2, mem_len=20), torch.zeros((), dtype=torch.float64)
         for piece in cut(12, pieces):
             inputs = tokens_BT[:, piece], targets_BT[:, piece], memory, resets_BT[:, piece]
-            nll_BT, memory = model.nll(*inputs, detach=detach)
+            _, loss, memory = read_to_train(model, *inputs, detach=detach)
             assert all(tensor.requires_grad is not detach for tensor in tensors(memory).values())
-            summed = summed + nll_BT.sum()
+            summed = summed + loss
         return summed
 
     gradients = {}
@@ -179,10 +190,10 @@ def test_autocast_to_bfloat16_changes_little_and_gradients_are_finite(model: Any
     memory = model.float().empty_memory(2, mem_len=40)
     for piece in cut(40, [20, 20]):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            nll_BT, memory = model.nll(tokens_BT[:, piece], tokens_BT[:, piece], memory)
+            nll_BT, loss, memory = read_to_train(model, tokens_BT[:, piece], tokens_BT[:, piece], memory)
         expected = -exact[:, piece].gather(2, tokens_BT[:, piece, None])[..., 0]
         assert (nll_BT - expected).abs().mean() < 0.1
-        nll_BT.sum().backward()
+        loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
@@ -221,7 +232,7 @@ def of_run(run: Outcome) -> Iterator[Tensor]:
 @pytest.mark.slow
 @every_part
 def test_a_run_is_evaluated_and_continues_texts(
-    name: str, settings: list[str], tiny_run: Run, capsys: pytest.CaptureFixture[str]
+    name: str, settings: list[str], tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tiny_run(*settings, "callbacks.report.memory_tokens=100", base=False)
     assert run.status == 0
@@ -233,13 +244,96 @@ def test_a_run_is_evaluated_and_continues_texts(
     assert without["loss"] != remembered["loss"]
     assert "│ mem_len=0" in capsys.readouterr().out
     assert cli.run("generate", generate, [*used, "prompt=import ", "sampling.n_tokens=9", "device=cpu"]) == 0
-    expected = "".join(txl.generate(txl.load_model(run.folder), "import ", n_tokens=9))
+    expected = "".join(txl.generate(txl.load_model(run.folder), "import ", n_tokens=9, segment_len=5))
     assert capsys.readouterr().out == expected.removesuffix("\n") + "\n"
+    (tmp_path / "texts.txt").write_text("import os, sys, re")
+    assert cli.run("score", score, [*used, f"texts={tmp_path / 'texts.txt'}", "tokens=true", "device=cpu"]) == 0
+    scored = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    model, nats = txl.load_model(run.folder), [line["nats"] for line in scored if "token" in line]
+    ids_BT = torch.from_numpy(model.vocabulary.encode("import os, sys, re"))[None]
+    log_probs_BTV, _ = read(model, ids_BT[:, :-1], model.empty_memory(1), [5, 5, 5, 2])
+    assert_equal_to(torch.tensor([nats]), -log_probs_BTV.gather(2, ids_BT[:, 1:, None])[..., 0], within=1e-5)
 
 
 @pytest.mark.slow
 @every_part
 def test_two_processes_train_as_one(name: str, text_file: Path, tmp_path: Path) -> None:
     chosen = PARTS_WITH_MEMORY[name].chosen
-    one, two = (exact_run(text_file, tmp_path, devices, plugins(name), model=chosen) for devices in (1, 2))
+    one, two = (  # the one takes its lanes in two parts
+        exact_run(text_file, tmp_path, devices, plugins(name), f"data.lane_chunks={3 - devices}", model=chosen)
+        for devices in (1, 2)
+    )
     assert_same_run(one, two)
+
+
+# ---- what one part alone promises
+
+
+@pytest.mark.parametrize("name", ["compressive"])
+def test_the_oldest_rows_of_a_document_are_compressed_group_by_group(model: Any) -> None:
+    tokens_BT, resets_BT = random_tokens(3, 60), torch.rand(3, 60, generator=torch.Generator().manual_seed(1)) < 0.04
+    memory, rate, mem_len, most = model.empty_memory(3), 3, 7, 4
+    for piece in cut(60, random_pieces(60, most=13, seed=1)):
+        memory = model(tokens_BT[:, piece], memory, resets_BT[:, piece]).memory
+        for lane in range(3):
+            start = max([0, *resets_BT[lane, : piece.stop].nonzero()[:, 0].tolist()])
+            rows = model.embedding(tokens_BT[lane, None, start : piece.stop])[0]  # what the first layer reads
+            groups = max(0, len(rows) - mem_len) // rate
+            compressed = model.convolutions[0](rows[: groups * rate].reshape(groups, rate * rows.shape[1]))[-most:]
+            expected = torch.cat([compressed, rows[groups * rate :]])
+            assert (int(memory.length_B[lane]), int(memory.compressed_B[lane])) == (len(expected), len(compressed))
+            kept = memory.hidden_LBMD[0, lane]
+            assert_equal_to(kept[memory.slots - len(expected) :], expected, within=EXACT)
+            assert not kept[: memory.slots - len(expected)].any()
+    assert int(memory.compressed_B.max()) == most
+
+
+@pytest.mark.parametrize("name", ["compressive"])
+def test_compression_alone_learns_from_what_it_loses(model: Any) -> None:
+    tokens_BT = random_tokens(2, 25)
+    memory = model(tokens_BT[:, :20], model.empty_memory(2)).memory
+    inputs = tokens_BT[:, 20:], tokens_BT[:, 20:], memory
+    optimizer, found = torch.optim.Adam(model.convolutions.parameters(), lr=0.01), []
+    for _ in range(30):
+        (nll_BT, _), auxiliary = model.training_losses(*inputs)
+        found.append(auxiliary.item())
+        optimizer.zero_grad()
+        auxiliary.backward()
+        optimizer.step()
+    learning = {name.partition(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learning == {"convolutions"}
+    assert found[-1] < 0.5 * found[0]
+    assert torch.equal(nll_BT, model.nll(*inputs).nll_BT)
+
+
+@pytest.mark.parametrize("name", ["memory_tokens"])
+def test_a_segment_reads_what_was_written_before_its_document_and_its_tokens(model: Any) -> None:
+    tokens_BT, resets_BT = random_tokens(2, 10), torch.zeros(2, 5, dtype=torch.bool)
+    resets_BT[1, 3] = True
+    _, memory = model(tokens_BT[:, :5], model.empty_memory(2))
+    read_BTV, after = model.log_probs(tokens_BT[:, 5:], memory, resets_BT)
+    alone_BTV, alone = model.log_probs(tokens_BT[1:, 8:], model.empty_memory(1))
+    assert_equal_to(read_BTV[1:, 3:], alone_BTV, within=EXACT)
+    assert_equal_to(after.written_BMD[1:], alone.written_BMD, within=EXACT)
+    changed = tokens_BT.clone()
+    changed[:, 7] += 1 - 2 * (changed[:, 7] == V - 1).long()
+    other_BTV, other = model.log_probs(changed[:, 5:], memory, resets_BT)
+    assert_equal_to(other_BTV[:, :2], read_BTV[:, :2], within=EXACT)
+    assert (other.written_BMD - after.written_BMD).abs().amax(dim=(1, 2)).tolist() > [1e-3, -1.0]
+    without = make_model(txl.compose("model=txl_tiny", *TINY_MODEL).model, vocab_size=V).double().eval()
+    without.load_state_dict(model.state_dict(), strict=False)
+    plain_BTV = without.log_probs(tokens_BT, without.empty_memory(2, mem_len=0)).log_probs_BTV
+    assert_equal_to(model.log_probs(tokens_BT, model.empty_memory(2)).log_probs_BTV, plain_BTV, within=EXACT)
+
+
+@pytest.mark.parametrize("name", ["memory_tokens"])
+def test_text_is_generated_in_whole_segments(model: Any) -> None:
+    prompt = random_tokens(7).tolist()
+    sampled = [*txl.generate(model, prompt, n_tokens=9, temperature=0.0, segment_len=5)]
+    expected: list[int] = []
+    for _ in range(9):
+        text_BT = torch.tensor([prompt + expected])
+        whole, rest = divmod(text_BT.shape[1] - 1, 5)
+        log_probs_BTV, _ = read(model, text_BT, model.empty_memory(1), [5] * whole + [rest + 1])
+        expected.append(int(log_probs_BTV[0, -1].argmax()))
+    assert sampled == expected

@@ -22,6 +22,8 @@ OWNERS = {
     "_modules": torch.nn.Module(),
     "_parameters": torch.nn.Module(),
     "_step_supports_amp_scaling": torch.optim.Adam([torch.zeros(1)], fused=True),
+    "_indices": torch.eye(2).to_sparse(),
+    "_values": torch.eye(2).to_sparse(),
     "_linear_pointwise": torch.ops.mkldnn,
     "_reorder_linear_weight": torch.ops.mkldnn,
     "_is_mkldnn_bf16_supported": torch.ops.mkldnn,

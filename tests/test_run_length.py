@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.test_configs import composed
 from transformer_xl.data.recall import Task
 from transformer_xl.data_config import RecallConfig
-from transformer_xl.run_length import RunLength, run_length
+from transformer_xl.errors import UserError
+from transformer_xl.run_length import RunLength, run_length, with_precision
 
 SIZES = ["data.batch_size=2", "data.segment_len=10", "data.train_tokens=200", "data.eval_tokens=100"]
 VARYING = ["data.segment_len_sd=2", "data.half_segments=0.3"]
@@ -78,3 +80,15 @@ def test_limits_of_an_evaluation_are_shares_of_its_windows(stride: str, windows:
     assert (plan.limit_val, plan.limit_test) == (round(windows / 2), windows)
     plan = planned(f"eval.stride={stride}", "trainer.limit_val_batches=3", "trainer.limit_test_batches=0")
     assert (plan.limit_val, plan.limit_test) == (3, 0)
+
+
+def test_tf32_needs_a_cuda_device_and_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = composed("trainer.tf32=true", "trainer.precision=32-true")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert with_precision(asked).trainer.tf32
+    for setting in ("trainer.precision=bf16-mixed", "trainer.accelerator=cpu"):
+        with pytest.raises(UserError, match=r"trainer\.precision=32-true"):
+            with_precision(composed("trainer.tf32=true", setting))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"trainer\.tf32 is true, which needs a CUDA device"):
+        with_precision(asked)

@@ -283,7 +283,8 @@ def _trainer(config: Config, length: RunLength, callbacks: list[Callback], *, fo
         **dict.fromkeys(("max_epochs", "max_time", "limit_train_batches", "check_val_every_n_epoch")),
     }
     arguments = plain(settings) | set_here
-    del arguments["ddp"]
+    del arguments["ddp"], arguments["tf32"]
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     try:
         made = Trainer(**arguments)
         if settings.strategy in ("auto", "ddp") and isinstance(made.strategy, DDPStrategy):  # several processes

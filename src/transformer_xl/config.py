@@ -100,6 +100,7 @@ class TrainerConfig(Settings):
     devices: int | str | list[int]
     num_nodes: Count
     precision: int | str | None
+    tf32: bool = False
     max_epochs: Literal[-1] | Count | None
     max_steps: Annotated[int, Field(ge=-1)]
     max_time: str | int | None

@@ -137,9 +137,12 @@ def with_precision(config: Config) -> Config:
         raise UserError(
             f"trainer.precision is {trainer.precision!r}, which needs a CUDA device: use bf16-mixed or 32-true"
         )
-    if trainer.precision != "auto":
-        return config
-    return replace(config, trainer=replace(trainer, precision=_best_precision(trainer.accelerator)))
+    if trainer.precision == "auto":
+        trainer = replace(trainer, precision=_best_precision(trainer.accelerator))
+    on_cuda = has_cuda and trainer.accelerator in ("auto", "gpu", "cuda")
+    if trainer.tf32 and not (on_cuda and str(trainer.precision).startswith("32")):
+        raise UserError("trainer.tf32 is true, which needs a CUDA device and trainer.precision=32-true")
+    return replace(config, trainer=trainer)
 
 
 def _best_precision(accelerator: str) -> str:

@@ -296,3 +296,21 @@ def test_the_loss_of_a_segment_has_the_gradients_of_its_two_halves(shape: dict[s
         assert parameter.grad is not None, name
         assert parameter.grad.layout == torch.strided, name
         assert_equal_to(parameter.grad, expected[name], within=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_logits_of_rounded_products_are_made_some_columns_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    model = model_of("transformer_xl", dtype=torch.float32 if autocast else torch.bfloat16)
+    hidden_BTD, targets_BT = torch.randn(2, 5, 16).to(model.embedding.weights[0].dtype), random_tokens(2, 5)
+    found = []
+    for columns in (8192, 7):
+        monkeypatch.setattr(cross_entropy, "COLUMNS_AT_ONCE", columns)
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            nll_BT = model.softmax.nll(hidden_BTD, targets_BT)
+        nll_BT.sum().backward()
+        found.append((nll_BT, model.embedding.weights[0].grad))
+    assert_equal_to(found[1][0], found[0][0], within=1e-6)
+    assert_equal_to(found[1][1].float(), found[0][1].float(), within=1e-2)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from tests.model.kinds import model_of
+import transformer_xl as txl
+from tests.model.kinds import TRANSFORMERS, model_of, one_reset
 from tests.model.tiny import SEGMENT_LEN, assert_equal_to, random_tokens
 from transformer_xl.model.transformer import Transformer
 
@@ -92,3 +95,43 @@ def test_each_dropout_of_the_paper_acts_in_training_only() -> None:
     embedding, sinusoid, last = (2, SEGMENT_LEN, 16), (12, 16), (2, SEGMENT_LEN, 16)
     layer = [(2, SEGMENT_LEN, 16), (2, SEGMENT_LEN, 32), (2, SEGMENT_LEN, 16)]  # attention's output; inside, after
     assert dropped == [embedding, sinusoid, *layer, *layer, last]
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_memory_is_kept_in_the_type_of_products_where_that_changes_no_bit(kind: str) -> None:
+    """Without `detach` it stays as it is, with the same losses and gradients to the bit."""
+    model = model_of(kind, dtype=torch.float32, mem_len=7).train()
+    tokens_BT, resets_BT = random_tokens(2, SEGMENT_LEN), one_reset(2, SEGMENT_LEN, lane=1, place=2)
+    found = []
+    for detach in (True, False):
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            memory = model.nll(tokens_BT, tokens_BT, model.empty_memory(2), resets_BT, detach=detach).memory
+            losses = model.nll(tokens_BT, tokens_BT, memory, detach=True)
+        losses.nll_BT.sum().backward()
+        found.append((memory.hidden_LBMD, losses.nll_BT, [weight.grad for weight in model.parameters()]))
+    (kept, nll_BT, gradients), (unrounded, expected_BT, expected) = found
+    assert kept.dtype == (torch.float32 if model.config.pre_norm else torch.bfloat16)
+    assert torch.equal(kept, unrounded.to(kept.dtype))
+    assert torch.equal(nll_BT, expected_BT)
+    pairs = [pair for pair in zip(gradients, expected, strict=True) if pair[0] is not None]
+    assert pairs
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_a_session_goes_on_from_a_memory_in_the_type_of_products() -> None:
+    model = model_of("transformer_xl", dtype=torch.float32)
+    tokens_BT = random_tokens(2, SEGMENT_LEN)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        memory = model(tokens_BT, model.empty_memory(2)).memory
+    session = txl.stream(model, batch_size=2)
+    session.start_from(memory)
+    assert_equal_to(session.log_probs(tokens_BT), model.log_probs(tokens_BT, memory).log_probs_BTV, within=1e-5)
+
+
+def test_what_is_zero_beyond_the_lengths_is_not_copied_to_make_it_so() -> None:
+    model = model_of("transformer_xl")
+    memory = model(random_tokens(2, SEGMENT_LEN), model.empty_memory(2)).memory
+    assert memory.zeroed() is memory
+    made_up = dataclasses.replace(memory, length_B=memory.length_B - 1)
+    assert not made_up.zeroed().hidden_LBMD[:, :, 0].any()

@@ -59,7 +59,8 @@ def print_opening(run: Run, built: Built) -> None:
         run.say(f"learn    {config.optimizer.kind}, lr {config.optimizer.lr:g}, {config.scheduler.kind}")
         run.say(f"run      {length.max_steps:,} steps, {length.tokens:,} tokens, {length.epochs:.2f} epochs")
         run.say(f"validate {every}")
-    run.say(f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {trainer.precision}")
+    precision = f"{trainer.precision}{' with TF32' if config.trainer.tf32 else ''}"
+    run.say(f"device   {trainer.world_size} x {trainer.strategy.root_device.type}, precision {precision}")
     for note in _notes(run, max_steps=length.max_steps):
         run.say(f"note     {note}")
     run.say(f"folder   {shown(run.folder)}")

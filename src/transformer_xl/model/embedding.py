@@ -93,8 +93,9 @@ class AdaptiveEmbedding(nn.Module):
 
     @contextmanager
     def sharing_tables(self) -> Iterator[None]:
-        """Let lookups and a tied softmax in this context make one gradient of each table; on a CPU, for training."""
-        if torch.is_grad_enabled() and self.weights[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        """Let lookups and a tied softmax in this context make one gradient of each table, for training."""
+        can_share = self.weights[0].device.type in ("cpu", "cuda")  # elsewhere there are no sparse gradients
+        if can_share and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._shared = [SharedTable.apply(weight) for weight in self.weights]  # type: ignore[no-untyped-call]
         try:
             yield

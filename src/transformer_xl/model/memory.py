@@ -95,6 +95,7 @@ class HiddenMemory(Memory):
     kind = "hidden"
     hidden_LBMD: Tensor
     length_B: Tensor
+    _is_zeroed: ClassVar[bool] = False  # whether it is known to be zero beyond the lengths
 
     @property
     def slots(self) -> int:
@@ -114,8 +115,11 @@ class HiddenMemory(Memory):
     def zeroed(self) -> Self:
         """Return the same memory with everything beyond the lanes' lengths set to zero.
 
-        What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum.
+        What is masked out has weight 0 in attention, and 0 times an infinity or NaN would still spoil the sum. What
+        `after` returns is so already.
         """
+        if self._is_zeroed:
+            return self
         return replace(self, hidden_LBMD=self.hidden_LBMD.masked_fill(beyond(self.length_B, slots=self.slots), 0))
 
     def after(self, inputs_LBTD: Sequence[Tensor], *, resets_BT: Tensor | None) -> Self:
@@ -128,8 +132,9 @@ class HiddenMemory(Memory):
         for layer, inputs_BTD in enumerate(inputs_LBTD):
             hidden_LBMD[layer, :, slots - new :] = inputs_BTD[:, segment_len - new :]
         length_B = length_after(self.length_B, segment_len=segment_len, mem_len=self.mem_len, resets_BT=resets_BT)
-        hidden_LBMD = hidden_LBMD.masked_fill_(beyond(length_B, slots=slots), 0)
-        return replace(self, hidden_LBMD=hidden_LBMD, length_B=length_B)
+        after = replace(self, hidden_LBMD=hidden_LBMD.masked_fill_(beyond(length_B, slots=slots), 0), length_B=length_B)
+        object.__setattr__(after, "_is_zeroed", True)
+        return after
 
 
 @register("memory", "state")

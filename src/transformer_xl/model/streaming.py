@@ -142,7 +142,8 @@ class KeyValueStream(Stream):
         self._caches = [KVCache() for _ in self._model.layers]
         if self._slots:
             for cache, layer, hidden_BMD in zip(self._caches, self._model.layers, memory.hidden_LBMD, strict=True):
-                cache.append(layer.key_value(hidden_BMD[:, -self._slots :]), keep=0)
+                rows_BKD = hidden_BMD[:, -self._slots :].to(layer.attention.key_value.weight.dtype)
+                cache.append(layer.key_value(rows_BKD), keep=0)
 
     def _read(self, tokens_BT: Tensor, resets_BT: Tensor | None) -> Tensor:
         segment_len = tokens_BT.shape[1]

@@ -26,7 +26,7 @@ from transformer_xl.model.base import (
     of_kind,
 )
 from transformer_xl.model.embedding import AdaptiveSoftmax
-from transformer_xl.model.kernels.linear import Linear
+from transformer_xl.model.kernels.linear import Linear, product_dtype
 from transformer_xl.model.memory import HiddenMemory, Memory
 from transformer_xl.model.positions import Encoding, PositionEncoding
 from transformer_xl.model_config import TransformerConfig
@@ -131,6 +131,13 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.dropout = make_dropout(config)
 
+    def memory_dtype(self, rows_BTD: Tensor) -> torch.dtype:
+        """Return the type in which memory can keep layer inputs, to the bit: that to which a product rounds them.
+
+        With `pre_norm` it is not a product that reads them, and they stay as they are.
+        """
+        return rows_BTD.dtype if self.pre_norm else product_dtype(rows_BTD)
+
     def key_value(self, rows_BTD: Tensor) -> Tensor:
         """Project layer inputs to keys and values (2, N, B, T, H)."""
         return self.attention.keys_and_values(self._normed(rows_BTD))
@@ -140,7 +147,7 @@ class DecoderLayer(nn.Module):
         normed_BTD = self._normed(hidden_BTD)
         key_value_2NBTH = self.attention.keys_and_values(normed_BTD)
         if isinstance(past, Tensor):
-            key_value_2NBSH = torch.cat([self.key_value(past.to(hidden_BTD.dtype)), key_value_2NBTH], dim=3)
+            key_value_2NBSH = torch.cat([self.key_value(past), key_value_2NBTH], dim=3)
         else:
             key_value_2NBSH = past(key_value_2NBTH)
         attended_BTD = self.attention(normed_BTD, key_value_2NBSH, mask=mask, encoding=encoding)
@@ -236,7 +243,8 @@ class Transformer(LanguageModel):
     ) -> ModelOutput:
         memory = of_kind(HiddenMemory, memory)
         check_lanes(tokens_BT, memory.batch_size)
-        memory = (memory.detach() if detach else memory).zeroed()
+        memory = memory.zeroed()
+        memory = memory.detach() if detach else memory
         read = self.read(
             tokens_BT,
             memory.hidden_LBMD.unbind(0),
@@ -244,9 +252,9 @@ class Transformer(LanguageModel):
             length_B=memory.length_B,
             mem_len=memory.mem_len,
             resets_BT=resets_BT,
+            detach=detach,
         )
-        inputs_LBTD = [rows_BTD.detach() for rows_BTD in read.inputs_LBTD] if detach else read.inputs_LBTD
-        return ModelOutput(read.hidden_BTD, memory.after(inputs_LBTD, resets_BT=resets_BT))
+        return ModelOutput(read.hidden_BTD, memory.after(read.inputs_LBTD, resets_BT=resets_BT))
 
     def read(
         self,
@@ -258,11 +266,13 @@ class Transformer(LanguageModel):
         mem_len: int,
         resets_BT: Tensor | None,
         encodings: Callable[..., Sequence[Encoding]] | None = None,
+        detach: bool = False,
     ) -> SegmentRead:
         """Run all layers over one segment.
 
         For each layer `past_L` says what came before: M = `slots` keys, of which a lane may look at the newest
-        `length_B`; `encodings` may stand for the method of that name.
+        `length_B`; `encodings` may stand for the method of that name. `detach`: layer inputs come out without a graph,
+        and of the type in which memory can keep them.
         """
         segment_len = tokens_BT.shape[1]
         self.check_context(segment_len=segment_len, mem_len=mem_len)
@@ -274,7 +284,7 @@ class Transformer(LanguageModel):
             same_length=self.same_length,
             resets_BT=resets_BT,
         )
-        return self.run_layers(self.embedding(tokens_BT), past_L, mask=mask, encodings=encodings)
+        return self.run_layers(self.embedding(tokens_BT), past_L, mask=mask, encodings=encodings, detach=detach)
 
     def run_layers(
         self,
@@ -283,6 +293,7 @@ class Transformer(LanguageModel):
         *,
         mask: AttentionMask,
         encodings: Callable[..., Sequence[Encoding]] | None = None,
+        detach: bool = False,
     ) -> SegmentRead:
         """Run all layers over rows that are embedded; `mask` says which keys of past and rows each sees; see `read`."""
         hidden_BTD: Tensor = self.dropout(self.position.embed(embedded_BTD))
@@ -293,8 +304,10 @@ class Transformer(LanguageModel):
         inputs_LBTD = []
         for index, layer in enumerate(self.layers):
             hidden_BTD = self.position.layer_input(hidden_BTD, index)
-            inputs_LBTD.append(hidden_BTD)
-            hidden_BTD = run_layer(layer, hidden_BTD, past_L[index], mask=mask, encoding=encoding_L[index])
+            dtype, past = layer.memory_dtype(hidden_BTD), past_L[index]
+            inputs_LBTD.append(hidden_BTD.detach().to(dtype) if detach else hidden_BTD)
+            past = past.to(dtype) if isinstance(past, Tensor) else past
+            hidden_BTD = run_layer(layer, hidden_BTD, past, mask=mask, encoding=encoding_L[index])
         return SegmentRead(self.dropout(self.last_norm(hidden_BTD)), inputs_LBTD)
 
     def attention_weights(self, tokens_BT: Tensor, memory: Memory, resets_BT: Tensor | None = None) -> AttentionWeights:

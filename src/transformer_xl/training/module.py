@@ -180,7 +180,7 @@ class LanguageModule(LightningModule):
             minimized += [nll_sum] if auxiliary is None else [nll_sum, auxiliary]
             read = nll_sum.detach().double()
             self._nll_sum = read if self._nll_sum is None else self._nll_sum + read
-        self._train_memory[batch.chunk] = memory.detach()
+        self._train_memory[batch.chunk] = memory if detach else memory.detach()
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / max(batch.counted, 1)
         return reduce(torch.add, minimized) * scale
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from transformer_xl.model.kernels.linear import onednn_linear, rows_to_add, use_onednn
+from transformer_xl.model.kernels.linear import onednn_linear, product_dtype, rows_to_add, use_onednn
 
 NOT_COUNTED = -100
 """The target of a position that no loss counts."""
@@ -27,7 +27,7 @@ LOGITS_AT_ONCE = 1 << 28
 """Logits of a softmax that are held at a time."""
 
 COLUMNS_AT_ONCE = 8192
-"""Columns of which a CPU makes copies of another type at a time."""
+"""Columns whose products are made at a time where these are copied to another type, or the table to theirs."""
 
 OUTPUTS_AT_ONCE = 2048
 """Outputs of a product that are made before they are copied to where they belong: so few that a cache holds them."""
@@ -99,12 +99,12 @@ class _Linear(NamedTuple):
             to_hidden_rD.copy_(sum_rD)
 
     def _pieces(self, dtype: torch.dtype) -> Iterator[tuple[int, slice, slice]]:
-        # a table's number and rows, and their place among the softmax's columns; cut where they are rounded to another
-        # type on a CPU, whose cache is to hold the copies
+        # a table's number and rows, and their place among the softmax's columns; cut where copies of another type are
+        # made, which a CPU's cache is to hold, and which would take as much of a device's memory as the logits
         stop = 0
         for number, rows in self.columns:
             weight_VD = self.tables[number].weight_VD
-            is_cut = weight_VD.dtype != dtype and weight_VD.device.type == "cpu"
+            is_cut = weight_VD.dtype != dtype or _precise(dtype) != dtype
             at_once = COLUMNS_AT_ONCE if is_cut else rows.stop - rows.start
             for first in range(rows.start, rows.stop, at_once):
                 some = slice(first, min(first + at_once, rows.stop))
@@ -123,7 +123,7 @@ class _SoftmaxLosses(torch.autograd.Function):
     def forward(
         ctx: Any, columns: list[tuple[Columns, ...]], targets: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        dtype = _product_dtype(tensors[0])
+        dtype = product_dtype(tensors[0])
         losses, normalisers, kept = [], [], []
         with _no_autocast(tensors[0]):
             for linear, target_R in zip(_linears(columns, tensors), targets, strict=True):
@@ -162,13 +162,6 @@ class _SoftmaxLosses(torch.autograd.Function):
                     grad_rC.scatter_add_(1, right_r1, -torch.ones_like(right_r1, dtype=grad_rC.dtype))
                     linear.write_gradients(to[number], grad_rC.mul_(counted_R1[part]), part, ctx.dtype)
         return (None, None, *gradients)
-
-
-def _product_dtype(tensor: Tensor) -> torch.dtype:
-    device = tensor.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
 
 
 def _no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
@@ -224,4 +217,6 @@ class SharedTable(torch.autograd.Function):
     def backward(ctx: Any, of_lookup: Tensor | None, of_softmax: Tensor | None) -> Tensor | None:
         if of_softmax is None:
             return None if of_lookup is None else of_lookup.to_dense()
+        if of_lookup is not None and of_lookup.is_sparse and of_lookup.device.type != "cpu":
+            return of_softmax.index_add_(0, of_lookup._indices()[0], of_lookup._values())
         return of_softmax if of_lookup is None else of_softmax.add_(of_lookup)

@@ -57,6 +57,14 @@ def onednn_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = N
     return output_RO
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the type to which a product rounds a tensor: its own, or under autocast that of autocast."""
+    device = tensor.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
+
+
 def rows_to_add(rows: int) -> int:
     """Return how many rows to add, so that products have few different numbers of them.
 

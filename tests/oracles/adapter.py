@@ -90,4 +90,4 @@ class Batches:
         module.setup("fit")
         loaders = {"train": module.train_dataloader, "valid": module.val_dataloader, "test": module.test_dataloader}
         for batch in loaders[split]():
-            yield Lanes(*batch)
+            yield Lanes(*batch[: len(Lanes._fields)])

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 PARTS_WITH_MEMORY = {
     "alibi": Part(["model/position=alibi", *TINY_MODEL]),
     "compressive": Part(["model=compressive", "model.rate=3", "model.compressed_len=4", *TINY_MODEL]),
-    "gated_delta": Part(["model=gated_delta", *TINY_MODEL]),
+    "gated_delta": Part(["model=gated_delta", *TINY_MODEL, "data.bptt_segments=2"]),
     "linear_recurrence": Part(["model=linear_recurrence", *SIZE]),
     "memory_tokens": Part(
         ["model=memory_tokens", "model.n_memory=3", *TINY_MODEL, "data.bptt_segments=2"], invariant=False

@@ -24,6 +24,8 @@ OWNERS = {
     "_step_supports_amp_scaling": torch.optim.Adam([torch.zeros(1)], fused=True),
     "_indices": torch.eye(2).to_sparse(),
     "_values": torch.eye(2).to_sparse(),
+    "_scaled_dot_product_efficient_attention": torch.ops.aten,
+    "_cdata": torch.UntypedStorage(0),
     "_linear_pointwise": torch.ops.mkldnn,
     "_reorder_linear_weight": torch.ops.mkldnn,
     "_is_mkldnn_bf16_supported": torch.ops.mkldnn,

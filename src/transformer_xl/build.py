@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
@@ -33,7 +32,7 @@ from transformer_xl.model.base import LanguageModel, make_model
 from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.run import Run
-from transformer_xl.run_length import RunLength
+from transformer_xl.run_length import RunLength, cluster_shares
 from transformer_xl.settings import plain, replace
 from transformer_xl.training.callbacks import ProgressDisplay, Samples, WeightAverage, added_callbacks
 from transformer_xl.training.checkpoint import CheckpointFile, Checkpoints
@@ -43,8 +42,6 @@ from transformer_xl.training.stopping import leave_signals_alone
 
 PROMPT_TOKENS = 64
 """Tokens of the prompt of a sample."""
-
-_COUNTED_TOKENS = 1_000_000
 
 
 class Built(NamedTuple):
@@ -221,7 +218,8 @@ def _checkpoints(run: Run, corpus: Dataset, recorder: Recorder, length: RunLengt
 def _recorder(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength) -> Recorder:
     config, trainer = run.config, run.config.trainer
     lanes, segment_len = config.data.batch_size, config.data.segment_len
-    flops = model.flops(batch_size=lanes, segment_len=segment_len, cluster_shares=_cluster_shares(model, corpus))
+    shares = cluster_shares(corpus, model.clusters.edges)
+    flops = model.flops(batch_size=lanes, segment_len=segment_len, cluster_shares=shares)
     into_memory = flops.into_memory * (1 - 1 / config.data.bptt_segments)  # of all segments of a group but the first
     return Recorder(
         folder=run.folder,
@@ -231,17 +229,6 @@ def _recorder(run: Run, corpus: Dataset, model: LanguageModel, length: RunLength
         peak_flops=config.callbacks.throughput.peak_flops,
         clip=trainer.gradient_clip_val if trainer.gradient_clip_algorithm == "norm" else None,
     )
-
-
-def _cluster_shares(model: LanguageModel, corpus: Dataset) -> list[float]:
-    """Estimate how often training's tokens are in each cluster of the vocabulary, from the first ones."""
-    edges = model.clusters.edges
-    if len(edges) == 2:
-        return [1.0]
-    lanes = corpus.lanes("train", batch_size=1, segment_len=1, evaluation=True)
-    first = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(lanes.lane_len, _COUNTED_TOKENS))
-    counts, _ = np.histogram(first.tokens_BT, bins=edges)
-    return [float(share) for share in counts / counts.sum()]
 
 
 def sampler(config: Config, corpus: Dataset) -> Callable[[LanguageModel], str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from transformer_xl.data_config import Data
 from transformer_xl.errors import UserError
@@ -276,6 +276,19 @@ Logger = Annotated[LoggerConfig, by_kind("logger", LoggerConfig, {"none": Logger
 
 # ---- the run
 
+DeviceName = Literal["a100-40gb", "a100-80gb", "h100", "h200", "l40s", "rtx4090"]
+
+
+class PlanConfig(Settings):
+    """What a run needs, printed instead of training it: on which device (null: this machine's), for so many symbols."""
+
+    device: DeviceName | None = None
+    vocab_size: Count | None = None
+
+
+def _plan(value: object) -> object:
+    return ({} if value else None) if isinstance(value, bool) else value
+
 
 class Config(Settings):
     """One run, whole."""
@@ -286,6 +299,7 @@ class Config(Settings):
     init_from: str | None
     init_vocabulary: Literal["keep", "extend"]
     compile: bool
+    plan: Annotated[PlanConfig | None, BeforeValidator(_plan)] = None
     model: Model
     recipe: RecipeConfig
     data: Data

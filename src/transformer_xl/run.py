@@ -270,6 +270,8 @@ def _follow(message: dict[str, Any], signals: StopSignals) -> Run:
 def _decide(config: Config, command: Command, signals: StopSignals, stack: contextlib.ExitStack) -> Run:
     """Find out how the command's run starts, and hold its folder."""
     resume, config = config.resume, replace(config, resume=None)  # how a process began is no part of what the run is
+    if config.plan is not None:
+        raise UserError("plan is given, and is for the command line of train.py alone, which then trains nothing")
     config = with_precision(config)
     origin = None if resume in (None, AUTO) else Path(os.path.expanduser(str(resume))).absolute()
     folder = _folder(config, command, origin, resume)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from transformer_xl.config import Config, TrainerConfig
 from transformer_xl.data.lanes import Dataset, Segments, eval_starts
 from transformer_xl.errors import UserError
 from transformer_xl.settings import replace
+
+_COUNTED_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,16 @@ def _validate_every(trainer: TrainerConfig, layout: Segments) -> int:
     if isinstance(interval, int):
         return interval
     return steps_per_epoch if interval is None else max(1, round(interval * steps_per_epoch))
+
+
+def cluster_shares(corpus: Dataset, edges: Sequence[int]) -> list[float]:
+    """Estimate how often training's tokens are in each cluster of the vocabulary, from the first ones."""
+    if len(edges) == 2:
+        return [1.0]
+    lanes = corpus.lanes("train", batch_size=1, segment_len=1, evaluation=True)
+    first = lanes.read(epoch=0, lanes=range(1), start=0, stop=min(lanes.lane_len, _COUNTED_TOKENS))
+    counts, _ = np.histogram(first.tokens_BT, bins=edges)
+    return [float(share) for share in counts / counts.sum()]
 
 
 def with_total_steps(config: Config, length: RunLength) -> Config:

@@ -107,6 +107,7 @@ class Call:
             is_group = any((folder / key).is_dir() for folder in self.config_dirs)
             if key not in LITERAL_KEYS and (key != "row" or not self.rows):
                 lines.append(line if is_group or line.startswith(("+", "~")) else f"++{line}")
+        lines.sort(key=lambda line: "." in key_of(line))  # plan=true before plan.device=h100, in whatever order typed
         for folder in self.config_dirs[1:]:
             lines.append(f"hydra.searchpath=[{QuotedString(f'file://{folder}', Quote.single).with_quotes()}]")
         with (

@@ -56,6 +56,14 @@ def train_by_command(call: Call) -> None:
     """Train the run that a command line asks for."""
     from transformer_xl.run import Command  # takes seconds, which `--help` need not wait for
 
+    if any(key.partition(".")[0] == "plan" for key in call.given):
+        planned, choices = configure(call)
+        if planned.plan is not None:
+            from transformer_xl.commands.plan import print_plan
+
+            print_plan(planned, label=choices.get("model", planned.model.kind))
+            return
+
     def ask() -> tuple[Config, Command]:
         config, choices = configure(call)
         return config, Command(typed=call.command, folder=call.folder, given=call.given, choices=choices)

@@ -42,7 +42,7 @@ from transformer_xl.data.tokenizer import LearnSettings, Part, Tokenizer, load_v
 from transformer_xl.data.words import SentenceTokenizer
 from transformer_xl.data_config import CorpusConfig, DataConfig, PublishedConfig, StoredConfig, TokensConfig
 from transformer_xl.errors import UserError, naming_file
-from transformer_xl.settings import plain
+from transformer_xl.settings import plain, replace
 
 _NOT_OF_THE_TOKENS = {*DataConfig.model_fields} - {"kind"} | {
     *("cache_dir", "rebuild", "reset_memory", "order", "path", "dir", "download")
@@ -68,16 +68,8 @@ def open_corpus(
         UserError: the text or the cache's place is at fault, or the vocabulary is none for this text.
     """
     assert vocabulary is not None or not extend, "what is extended is given"
-    entry = registry.lookup("corpus", config.kind)
-    if entry in registry.outside("corpus"):
-        setting = f"data={config.kind}"
-        sources = Sources(setting=setting, location=Path(), splits={}, documents=entry.factory(config))
-    else:
-        sources = entry.factory(config, announce=announce)
-    settings = _key(config, sources, vocabulary, extend)
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    cache_dir = Path(os.path.expanduser(config.cache_dir)).absolute()
-    folder = cache_dir / f"{config.kind}-{name}"
+    sources, settings, folder = _place(config, vocabulary, extend, announce=announce)
+    cache_dir = folder.parent
     ready = partial(open_token_files, folder, config, seed=seed, settings=settings, sources=sources.files)
     corpus = None if config.rebuild else ready()
     if corpus is None:
@@ -98,6 +90,34 @@ def open_corpus(
     if config.order == "shuffled" and len(corpus.starts["train"]) < 2:
         announce("data: data.order=shuffled has nothing to shuffle: the training split is one document")
     return corpus
+
+
+def ready_corpus(config: StoredConfig, *, seed: int) -> Corpus | None:
+    """Open a corpus's token files as `open_corpus` does; None where they are not ready: nothing is built or fetched."""
+    if isinstance(config, PublishedConfig):
+        config = replace(config, download=False)
+    try:
+        sources, settings, folder = _place(config, None, False, announce=lambda line: None)
+    except UserError:
+        if isinstance(config, PublishedConfig):  # its text was not fetched yet
+            return None
+        raise
+    return open_token_files(folder, config, seed=seed, settings=settings, sources=sources.files)
+
+
+def _place(
+    config: StoredConfig, vocabulary: Tokenizer | None, extend: bool, *, announce: Announce
+) -> tuple[Sources, dict[str, object], Path]:
+    """Return what a corpus is built from, all that decides what its token files hold, and their folder."""
+    entry = registry.lookup("corpus", config.kind)
+    if entry in registry.outside("corpus"):
+        setting = f"data={config.kind}"
+        sources = Sources(setting=setting, location=Path(), splits={}, documents=entry.factory(config))
+    else:
+        sources = entry.factory(config, announce=announce)
+    settings = _key(config, sources, vocabulary, extend)
+    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return sources, settings, Path(os.path.expanduser(config.cache_dir)).absolute() / f"{config.kind}-{name}"
 
 
 def _key(config: StoredConfig, sources: Sources, given: Tokenizer | None, extend: bool) -> dict[str, object]:

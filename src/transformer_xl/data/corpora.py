@@ -315,14 +315,18 @@ for _kind in PUBLISHED:
     registry.register("corpus", _kind, PublishedConfig)(published_sources)
 
 
+def published_counts(config: PublishedConfig) -> Mapping[str, int]:
+    """Return the published numbers of tokens, by split, and of symbols, of a corpus that is read as it was."""
+    corpus = PUBLISHED[config.kind]
+    is_as_published = config.tokenizer == corpus.tokenizer and config.documents == "none"
+    return corpus.expected.get(config.newline, {}) if is_as_published else {}
+
+
 def deviations(config: PublishedConfig, counts: Mapping[str, int]) -> list[str]:
     """Return a sentence for each number of tokens of a split, or of symbols, that is not the published one."""
-    corpus = PUBLISHED[config.kind]
-    if config.tokenizer != corpus.tokenizer or config.documents != "none":
-        return []
     return [
         f"{config.kind} has {counts[name]:,} {'symbols' if name == 'vocabulary' else f'{name} tokens'} here, and "
         f"{number:,} where it was published"
-        for name, number in corpus.expected.get(config.newline, {}).items()
+        for name, number in published_counts(config).items()
         if counts[name] != number
     ]

@@ -58,8 +58,11 @@ def onednn_linear(input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = N
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the type to which a product rounds a tensor: its own, or under autocast that of autocast."""
-    device = tensor.device.type
+    """Return the type to which a product rounds a tensor: its own, or under autocast that of autocast.
+
+    Tensors without data stand for a GPU's.
+    """
+    device = "cuda" if tensor.is_meta else tensor.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
     return tensor.dtype

@@ -20,6 +20,7 @@ from transformer_xl.model import kernels
 from transformer_xl.model.attention import plain_attention
 from transformer_xl.training import module
 from transformer_xl.training.module import LanguageModule, seed_generators
+from transformer_xl.training.recorder import Recorder
 
 Run = Callable[..., Outcome]
 STEPS = 5
@@ -118,6 +119,26 @@ def test_an_adaptive_softmax_does_not_wait_for_what_the_reader_knows(tiny_run: R
     outcome = tiny_run(*QUIETLY, *adaptive, f"trainer.max_steps={STEPS}")
     assert outcome.status == 0
     assert waits == [[]] * (STEPS - 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_on_cuda_no_step_waits(tiny_run: Run, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """But for what is fetched at intervals and at the end."""
+    start, flush = LanguageModule.on_train_batch_start, Recorder.flush
+
+    def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> None:
+        torch.cuda.set_sync_debug_mode("error" if batch_idx else "default")
+        start(self, batch, batch_idx)
+
+    def flush_waiting(self: Any, trainer: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        flush(self, trainer)
+
+    monkeypatch.setattr(LanguageModule, "on_train_batch_start", on_train_batch_start)
+    monkeypatch.setattr(Recorder, "flush", flush_waiting)
+    settings = [*QUIETLY, "trainer.accelerator=cuda", f"trainer.precision={precision}", f"trainer.max_steps={STEPS}"]
+    assert tiny_run(*settings, "data.tokenizer=char", "model.cutoffs=[20,40]", "model.div_val=2").status == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -181,6 +181,10 @@ def test_gradients_flow_through_memory_where_asked_for(name: str, model: Any) ->
     assert (gradients[(5, 7), False] - gradients[(5, 7), True]).abs().max() > 1e-3
     if PARTS_WITH_MEMORY[name].invariant:
         assert_equal_to(gradients[(5, 7), False], gradients[(12,), True], within=EXACT)
+    first, second = ((tokens_BT[:, piece], targets_BT[:, piece]) for piece in cut(12, [5, 7]))
+    _, _, memory = read_to_train(model, *first, model.empty_memory(2, mem_len=20), detach=False)
+    _, loss, _ = read_to_train(model, *second, memory)
+    assert set(torch.autograd.grad(loss, [*tensors(memory).values()], allow_unused=True)) == {None}
 
 
 @every_part

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "transformer_xl"
 OF_MODELS = ("model", "position", "memory")
 
 BOUNDS = {
-    "source lines": 15_930,
+    "source lines": 16_010,
     "source files": 95,
     "files that train.py reaches": 75,
     "files that generate.py reaches": 35,

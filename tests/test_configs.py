@@ -28,8 +28,8 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
 
 
-def rows_of(experiment: str) -> dict[str, str]:
-    rows: dict[str, str] = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text())["rows"]
+def rows_of(experiment: str, key: str = "rows") -> dict[str, str]:
+    rows: dict[str, str] = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text())[key]
     return rows
 
 
@@ -43,7 +43,8 @@ COMBINATIONS = [
     *({"optimizer": name} for name in choices("optimizer")),
     *({"scheduler": name} for name in choices("scheduler")),
     *({"logger": name} for name in choices("logger")),
-    *({"experiment": name} for name in choices("experiment") if name not in COMPARISONS),
+    *({"experiment": name} for name in choices("experiment") if name not in (*COMPARISONS, "memory")),
+    *({"experiment": "memory", "row": row, "task": "mqar", "seed": "1"} for row in rows_of("memory")),
     *({"experiment": name, "row": row, "data": "stdlib"} for name in COMPARISONS for row in rows_of(name)),
 ]
 

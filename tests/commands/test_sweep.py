@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -54,18 +55,44 @@ def test_a_job_that_was_interrupted_ends_the_sweep(project: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_the_job_once_and_ends_the_sweep(project: Any, number: signal.Signals) -> None:
+def test_a_signal_reaches_each_running_job_once_and_ends_the_sweep(
+    project: Any, number: signal.Signals, jobs: int
+) -> None:
+    arguments = ["-m", "name=wait", "seed=1,2,3"]
+    if jobs > 1:
+        arguments += [*several(project), f"jobs={jobs}"]
     process = subprocess.Popen(
-        project.command("-m", "name=wait", "seed=1,2"), cwd=project.cwd, stdout=subprocess.PIPE, text=True
+        project.command(*arguments), cwd=project.cwd, stdout=subprocess.PIPE, text=True, process_group=0
     )
-    deadline = time.monotonic() + 30
-    while not list(project.cwd.rglob("ready")):
+    deadline = time.monotonic() + 60
+    while len(list(project.cwd.rglob("ready"))) < jobs:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    os.killpg(process.pid, number)  # as a terminal does
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    (received,) = project.cwd.rglob("signals.json")
-    assert json.loads(received.read_text()) == [number]
-    assert f"exit status {128 + number}" in output
+    received = [json.loads(path.read_text()) for path in project.cwd.rglob("signals.json")]
+    assert received == [[number]] * jobs
+    assert output.count(f"exit status {128 + number}") == jobs
+
+
+def several(project: Any) -> list[str]:
+    """Add an experiment whose jobs may run several at a time."""
+    folder = project.cwd.parent / "own" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "several.yaml").write_text("# @package _global_\nrows: {a: seed=7}\nsweep: {}\n")
+    return [f"--config-dir={folder.parent}", "experiment=several"]
+
+
+@pytest.mark.slow
+def test_of_jobs_at_a_time_one_that_fails_keeps_none_from_running(project: Any) -> None:
+    done = project.run("-m", *several(project), "jobs=2", "model.mem_len=7", "name=[bug,fine,no_objective]")
+    assert done.returncode == 1
+    records = [json.loads(path.read_text()) for path in sorted(project.cwd.glob("outputs/sweep-*/*/job.json"))]
+    assert [record["exit_code"] for record in records] == [1, 0, 0]
+    assert [record["objective"] for record in records] == [None, 3.5, None]
+    assert "job 1: exit status 1; see " in done.stderr
+    (printed,) = project.cwd.glob("outputs/sweep-*/0/printed.txt")
+    assert "a bug of ours" in printed.read_text()

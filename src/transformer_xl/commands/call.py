@@ -48,7 +48,8 @@ class Call:
         command: the program and its arguments, as the user typed them.
         config_dirs: `conf/`, and the folder that `--config-dir` names.
         overrides: `key=value`, as the user typed them.
-        rows: of an experiment that is a comparison: the overrides that `row=NAME` stands for.
+        rows: of an experiment that is a comparison: the overrides that `row=NAME`, or `task=NAME`, stands for.
+        at_a_time: how many jobs of a sweep run at a time.
         is_sweep: whether several runs are asked for.
         shows: `help`, or `job`: the composed configuration; None: the command does its work.
     """
@@ -58,14 +59,15 @@ class Call:
     config_dirs: list[Path]
     overrides: list[str]
     rows: Mapping[str, str]
+    at_a_time: int
     is_sweep: bool
     shows: str | None
 
     @property
     def flags(self) -> list[str]:
         """What a sweep hands to its jobs besides their settings."""
-        plugins = [word for word in self.command if word.startswith("plugins=")]
-        return [*(f"--config-dir={folder}" for folder in self.config_dirs[1:]), *plugins]
+        words = [word for word in self.command if word.startswith(("plugins=", "parts."))]
+        return [*(f"--config-dir={folder}" for folder in self.config_dirs[1:]), *words]
 
     @property
     def given(self) -> frozenset[str]:
@@ -101,11 +103,11 @@ class Call:
 
         Keys that are no groups are added where there is none: the settings' classes say best what is wrong with them.
         """
-        lines = [part for line in self.overrides if key_of(line) == "row" for part in self.rows[_value(line)].split()]
+        lines = [part for line in self.overrides if line in self.rows for part in self.rows[line].split()]
         for line in self.overrides:
             key = key_of(line)
             is_group = any((folder / key).is_dir() for folder in self.config_dirs)
-            if key not in LITERAL_KEYS and (key != "row" or not self.rows):
+            if key not in LITERAL_KEYS and line not in self.rows:
                 lines.append(line if is_group or line.startswith(("+", "~")) else f"++{line}")
         lines.sort(key=lambda line: "." in key_of(line))  # plan=true before plan.device=h100, in whatever order typed
         for folder in self.config_dirs[1:]:
@@ -121,7 +123,7 @@ class Call:
         if "plugins" in composed:
             raise UserError("plugins stands in a YAML file, and is taken from the command line alone: plugins=[FILE]")
         with library_errors_in_one_line(), flag_override(composed, ["struct", "readonly"], False):
-            for name in ("hydra", "rows", "sweep"):
+            for name in ("hydra", "rows", "tasks", "parts", "sweep", "jobs"):
                 composed.pop(name, None)
             values: Any = OmegaConf.to_container(composed, resolve=True)
         for key, value in self.literals().items():
@@ -205,8 +207,8 @@ def read(name: str, command: Sequence[str]) -> Call:
     packaged = Path(__file__).parents[1] / "conf"
     conf = packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
     config_dirs = [conf, *([Path(known.config_dir).absolute()] if known.config_dir else [])]
-    rows, overrides = _with_rows(overrides, config_dirs)
-    call = Call(name, list(command), config_dirs, overrides, rows, known.multirun, known.shows)
+    rows, at_a_time, overrides = _with_rows(overrides, config_dirs)
+    call = Call(name, list(command), config_dirs, overrides, rows, at_a_time, known.multirun, known.shows)
     _store_parts(config_dirs)
     call = replace(call, is_sweep=known.multirun or (bool(rows) and len(call.jobs()) > 1))
     other = "hydra.run.dir" if call.is_sweep else "hydra.sweep.dir"
@@ -248,18 +250,34 @@ def _options(line: str) -> list[str]:
     return [f"{key}={one}" for one in override.sweep_string_iterator()] if override.is_sweep_override() else [line]
 
 
-def _with_rows(overrides: list[str], folders: list[Path]) -> tuple[Mapping[str, str], list[str]]:
-    """Return the rows of an experiment that is a comparison, and the overrides with what it sweeps unless told else."""
+def _with_rows(overrides: list[str], folders: list[Path]) -> tuple[Mapping[str, str], int, list[str]]:
+    """Return what `row=NAME` and `task=NAME` stand for in a comparison, its jobs at a time, and what it sweeps.
+
+    The last are the overrides with what it sweeps unless told else. Networks and position encodings of plugins are rows
+    of a comparison that has `parts`, which are their sizes.
+    """
     given = {key_of(line): _value(line) for line in overrides}
     paths = [path for folder in folders if (path := folder / f"experiment/{given.get('experiment')}.yaml").is_file()]
     content = yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
-    rows: Mapping[str, str] = content.get("rows", {})
-    unknown = [row for row in _items(given.get("row", "")) if rows and row not in rows]
-    if unknown:
-        near = nearest(unknown[0], list(rows))
-        raise UserError(f"row={unknown[0]} is none of experiment={given['experiment']} ({near})")
-    swept = {"row": ",".join(rows), **content["sweep"]} if rows else {}
-    return rows, [*(f"{key}={value}" for key, value in swept.items() if key not in given), *overrides]
+    if "rows" not in content:
+        return {}, 1, overrides
+    known = {"row": dict(content["rows"]), "task": content.get("tasks", {})}
+    if parts := content.get("parts"):
+        first = next(iter(content["rows"].values()))
+        known["row"] |= {one.name: f"{first} model/position={one.name}" for one in registry.outside("position")}
+        for name in (one.name for one in registry.outside("model")):
+            sizes = given.get(f"parts.{name}", parts.get(name, parts["default"]))
+            known["row"][name] = f"model={name} {sizes}"
+    for key, texts in known.items():
+        for name in _items(given.get(key, "")):
+            if name not in texts:
+                near = nearest(name, list(texts))
+                raise UserError(f"{key}={name} is none of experiment={given['experiment']} ({near})")
+    swept = {key: ",".join(texts) for key, texts in known.items() if texts} | content["sweep"]
+    added = [f"{key}={value}" for key, value in swept.items() if key not in given]
+    kept = [line for line in overrides if not line.startswith(("jobs=", "parts."))]
+    rows = {f"{key}={name}": text for key, texts in known.items() for name, text in texts.items()}
+    return rows, int(given.get("jobs", content.get("jobs", 1))), [*added, *kept]
 
 
 def _store_parts(folders: list[Path]) -> None:

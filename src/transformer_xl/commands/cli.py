@@ -53,7 +53,7 @@ def run(
     job: Callable[[Call], object],
     argv: Sequence[str] | None = None,
     *,
-    sweep: Callable[[Call], int] | None = None,
+    sweep: Callable[[Call, Callable[[Call], object]], int] | None = None,
 ) -> int:
     """Read the command line and do what it asks for; return the exit status, as `ended` does.
 
@@ -61,7 +61,7 @@ def run(
         name: of the command, and of its file in `conf/`.
         job: the command's work.
         argv: arguments without the program; those of this process by default.
-        sweep: runs the jobs of a sweep and returns its exit status; None: the command has no sweeps.
+        sweep: runs the jobs of a sweep, each by `job`, and returns its exit status; None: the command has no sweeps.
     """
 
     def work() -> int:
@@ -75,7 +75,7 @@ def run(
         elif call.is_sweep:
             if sweep is None:
                 raise UserError(f"--multirun sweeps over training runs, and {name} has none: call it for each value")
-            return sweep(call)
+            return sweep(call, job)
         else:
             job(call)
         return 0

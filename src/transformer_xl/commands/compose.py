@@ -75,7 +75,7 @@ def _of_run(call: Call, folder: Path) -> tuple[Config, Mapping[str, str]]:
     saved = read_settings(folder / "config.yaml")
     identity = read_identity(folder)
     choices = {} if identity is None else identity.choices
-    parsed = [override for override in call.parsed() if override.key_or_group not in ("experiment", "row")]
+    parsed = [override for override in call.parsed() if override.key_or_group not in ("experiment", "row", "task")]
     for override in sorted(parsed, key=lambda one: "." in one.key_or_group):  # groups before what is in them
         group, value = override.key_or_group, override.value()
         if override.is_sweep_override() or override.is_delete():

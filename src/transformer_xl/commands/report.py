@@ -274,8 +274,8 @@ def words_on_memory(rows: list[Row]) -> str | None:
         return None
     without, own = list(lost.values())[:2]
     return (
-        "The memory rows read the beginning of each lane of the test split with the same weights: cut off from the "
-        f"memory that it was trained with, the model loses {without - own:.4f} nats per token; one trained without "
+        "The memory rows read the beginning of each lane of the test split with the same weights: without the memory "
+        f"it was trained with, the model loses {without - own:.4f} nats per token; one trained without memory "
         "(model.mem_len=0) would lose less."
     )
 

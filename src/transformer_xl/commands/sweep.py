@@ -1,4 +1,8 @@
-"""A sweep: each job a process of its own, its outcome a file in its folder, a table of all at the end."""
+"""A sweep: each job a process of its own, its outcome a file in its folder, a table of all at the end.
+
+Jobs run one after another, each by a program of its own, or several at a time: these are forks of this process, which
+has imported everything, each on one thread; what they print is in their folders.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import os
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import yaml
 
+from transformer_xl.commands import cli
 from transformer_xl.commands.call import Call, key_of
 from transformer_xl.commands.compose import configure
 from transformer_xl.commands.tables import print_table, printable
@@ -26,6 +32,8 @@ from transformer_xl.registry import program
 from transformer_xl.run_folder import Summary, claim, moment, shown
 from transformer_xl.scores import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY
 
+PRINTED = "printed.txt"
+"""In the folder of each job that is one of several at a time: what it has printed."""
 RECORD = "job.json"
 """In the folder of each job: its overrides, objective and exit status."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -55,11 +63,12 @@ class Job(NamedTuple):
         return self.summary.objective if self.exit_code == 0 else None
 
 
-def run_sweep(call: Call) -> int:
+def run_sweep(call: Call, work: Callable[[Call], object]) -> int:
     """Run the jobs of a sweep, each in a process of its own, and print their table.
 
     Args:
         call: the command.
+        work: what a job does that is a fork of this process.
 
     Returns:
         The exit status: 0, 1 with a failed job, or as a signal asks.
@@ -73,32 +82,37 @@ def run_sweep(call: Call) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "multirun.yaml") as file:
         yaml.safe_dump([job.overrides for job in jobs], file, allow_unicode=True)
-    done: list[Job] = []
-    processes: list[subprocess.Popen[bytes]] = []
-    with _forwarding(processes) as received:
+    if call.at_a_time > 1:
+        import torch
+
+        import_module("transformer_xl.commands.report")  # all that jobs import
+        torch.set_num_threads(1)  # also: a fork has none of its parent's threads
+    began, done = time.monotonic(), list[Job]()
+    running: dict[int, Job] = {}  # by its process
+    with _forwarding(running) as received:
         for number, job in enumerate(jobs):
             varied = [line for line in job.overrides if line not in call.overrides]
-            label = printable(" ".join(varied or job.overrides))
-            print(f"job {number + 1} of {len(jobs)}: {label}", file=sys.stderr, flush=True)
-            below, kept = folder / str(number), [line for line in job.overrides if not line.startswith("hydra.")]
-            command = [*_entry(), *call.flags, *kept, f"hydra.run.dir={below}"]
-            processes.append(subprocess.Popen(command, process_group=0))
-            code = processes[-1].wait()
-            code = code if code >= 0 else 128 - code
-            done.append(Job(number, label, below, code, Summary.read(below)))
-            below.mkdir(parents=True, exist_ok=True)
-            with atomic_write(below / RECORD) as file:
-                json.dump({"overrides": kept, "objective": done[-1].objective, "exit_code": code}, file, indent=1)
-            if received or code == _INTERRUPTED:
+            started = Job(number, printable(" ".join(varied or job.overrides)), folder / str(number), 0, Summary())
+            print(f"job {number + 1} of {len(jobs)}: {started.label}", file=sys.stderr, flush=True)
+            kept = [line for line in job.overrides if not line.startswith("hydra.")]
+            command = [*_entry(), *call.flags, *kept, f"hydra.run.dir={started.folder}"]
+            running[_start(command, work if call.at_a_time > 1 else None, started.folder)] = started
+            while len(running) >= call.at_a_time:
+                done.append(_next_ended(running, jobs))
+            if received or any(one.exit_code == _INTERRUPTED for one in done):
                 break
-    print_jobs(done)
-    _print_seeds(done)
-    if received or code == _INTERRUPTED:
+        while running:
+            done.append(_next_ended(running, jobs))
+    seconds = int(time.monotonic() - began)
+    print(f"{len(done)} of {len(jobs)} jobs in {seconds // 60}:{seconds % 60:02d}", file=sys.stderr)
+    _print_table(call, done, folder)
+    codes = [job.exit_code for job in done]
+    if received or _INTERRUPTED in codes:
         typed = [word for word in call.command[1:] if key_of(word) not in ("plugins", "resume", "hydra.sweep.dir")]
         go_on = f"{program('train')} {shlex.join(typed)} resume=auto hydra.sweep.dir={shlex.quote(shown(folder))}"
         print(f"the sweep was stopped; go on with: {go_on}", file=sys.stderr)
-        return code if code not in (0, 1, 2) else 128 + received[0]
-    return int(any(job.exit_code for job in done))
+        return next((code for code in reversed(codes) if code not in (0, 1, 2)), 128 + (received or [0])[0])
+    return int(any(codes))
 
 
 def _entry() -> list[str]:
@@ -107,15 +121,59 @@ def _entry() -> list[str]:
     return [sys.executable, *([os.path.abspath(sys.argv[0])] if spec is None else ["-m", spec.name])]
 
 
+def _start(command: list[str], work: Callable[[Call], object] | None, folder: Path) -> int:
+    """Start a job, with `work` as a fork of this process that prints into its folder; return the process."""
+    if work is None:
+        return os.posix_spawn(command[0], command, os.environ, setpgroup=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        with (folder / PRINTED).open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.argv[1:] = command[len(_entry()) :]
+        status = cli.run("train", work)
+        sys.stderr.flush()
+    finally:
+        os._exit(status)  # without what the parent does at its end
+
+
+def _next_ended(running: dict[int, Job], jobs: Sequence[Call]) -> Job:
+    """Wait until a job ends; write down and return how."""
+    process = 0
+    while process not in running:
+        process, status = os.wait()
+    code = os.waitstatus_to_exitcode(status)
+    job = running.pop(process)
+    job = job._replace(exit_code=code if code >= 0 else 128 - code, summary=Summary.read(job.folder))
+    job.folder.mkdir(parents=True, exist_ok=True)
+    kept = [line for line in jobs[job.number].overrides if not line.startswith("hydra.")]
+    with atomic_write(job.folder / RECORD) as file:
+        json.dump({"overrides": kept, "objective": job.objective, "exit_code": job.exit_code}, file, indent=1)
+    if job.exit_code and (job.folder / PRINTED).is_file():
+        print(f"job {job.number + 1}: exit status {job.exit_code}; see {job.folder / PRINTED}", file=sys.stderr)
+    return job
+
+
 @contextmanager
-def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Pass signals on to the newest process; a terminal's Ctrl-C thus reaches the job once, not twice."""
+def _forwarding(running: Collection[int]) -> Iterator[list[int]]:
+    """Pass signals on to the running processes; a terminal's Ctrl-C thus reaches each job once, not twice."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for process in processes[-1:]:
-            process.send_signal(number)
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
     heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stays so
     before = {number: signal.signal(number, forward) for number in heard}
@@ -124,6 +182,17 @@ def _forwarding(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[i
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+def _print_table(call: Call, jobs: Sequence[Job], folder: Path) -> None:
+    if "task" in call.given:
+        from transformer_xl.commands.memories import print_memories  # torch takes seconds
+
+        numbered = call.jobs()
+        print_memories([(numbered[job.number].overrides, job) for job in jobs], folder)
+    else:
+        print_jobs(jobs)
+        _print_seeds(jobs)
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _OF_MQAR = ("vocab_size", "n_pairs", "example_len", "power_a")
 
 
-class Places(NamedTuple):
-    """Symbols of some lanes, which of them are counted where they are targets, and where memory is reset."""
-
-    symbols_BP: NDArray[np.int64]
-    counted_BP: NDArray[np.bool_]
-    resets_BP: NDArray[np.bool_]
+Places = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
+"""Symbols (B, P) of some lanes, which of them are counted where they are targets, and where memory is reset."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +42,7 @@ class TaskLanes(ABC):
     batch_size: int
     lane_len: int
     fixed: bool
+    shortest: ClassVar[int] = 1  # periods that a lane must have
 
     def __post_init__(self) -> None:
         self.predictions = self.batch_size * self.lane_len  # of which some are counted
@@ -54,11 +51,6 @@ class TaskLanes(ABC):
     @abstractmethod
     def period(self) -> int:
         """Positions after which everything is drawn anew."""
-
-    @property
-    def shortest(self) -> int:
-        """Positions that a lane must have."""
-        return self.period
 
     @abstractmethod
     def places(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> Places:
@@ -77,7 +69,7 @@ class TaskLanes(ABC):
     def counted(self, *, epoch: int, start: int, stop: int) -> int:
         """Count the targets of positions [start, stop) whose answer is determined, over all lanes."""
         keys = self._lane_keys(epoch, lanes=range(self.batch_size))
-        return int(self.places(keys, np.arange(start + 1, stop + 1, dtype=np.int64)).counted_BP.sum())
+        return int(self.places(keys, np.arange(start + 1, stop + 1, dtype=np.int64))[1].sum())
 
     def _lane_keys(self, epoch: int, *, lanes: range) -> NDArray[np.uint64]:
         digest = hashlib.sha256(f"{self.stream}/{0 if self.fixed else epoch}".encode()).digest()
@@ -113,7 +105,7 @@ class RecallLanes(TaskLanes):
         bits = _mix(keys[:, None] + (drawn + np.uint64(2)) * _GOLDEN)
         symbols = (bits % np.uint64(self.n_symbols)).astype(np.int64)
         symbols[(phase >= self.block_len) & ~is_copy] = self.n_symbols
-        return Places(symbols, is_copy & (positions >= self.distance), np.zeros_like(is_copy))
+        return symbols, is_copy & (positions >= self.distance), np.zeros_like(is_copy)
 
 
 @dataclass(kw_only=True)
@@ -130,14 +122,11 @@ class MqarLanes(TaskLanes):
     n_pairs: int
     example_len: int
     power_a: float
+    shortest = 2
 
     @property
     def period(self) -> int:
         return self.example_len
-
-    @property
-    def shortest(self) -> int:
-        return 2 * self.example_len
 
     def places(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> Places:
         offsets = self._offsets(keys)[:, None]
@@ -146,12 +135,10 @@ class MqarLanes(TaskLanes):
         numbers = number[:, :1] + np.arange((number[:, -1] - number[:, 0]).max() + 1)
         examples = _mix(keys[:, None] + (numbers.astype(np.uint64) + np.uint64(2)) * _GOLDEN)
         chosen = (number - number[:, :1]) * self.example_len + phase
-        symbols, asked = self._examples(examples)
-        return Places(
-            symbols_BP=np.take_along_axis(symbols.reshape(len(keys), -1), chosen, axis=1),
-            counted_BP=np.take_along_axis(asked.reshape(len(keys), -1), chosen, axis=1) & is_whole,
-            resets_BP=phase == 0,
-        )
+        drawn, asked = self._examples(examples)
+        symbols = np.take_along_axis(drawn.reshape(len(keys), -1), chosen, axis=1)
+        counted = np.take_along_axis(asked.reshape(len(keys), -1), chosen, axis=1) & is_whole
+        return symbols, counted, phase == 0
 
     def _examples(self, examples: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the symbols of examples (B, E, K), and which of them are asked for."""
@@ -225,7 +212,8 @@ class Task:
             lane_len=tokens // batch_size,
             fixed=evaluation,
         )
-        shortest = lanes.shortest if evaluation else max(lanes.shortest, segment_len)
+        whole = lanes.shortest * lanes.period
+        shortest = whole if evaluation else max(whole, segment_len)
         if lanes.lane_len < shortest:
             setting = "data.train_tokens" if split == "train" else "data.eval_tokens"
             raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +81,21 @@ def draw_attention(result: AttentionByDistance, path: Path, *, segment_len: int,
         panel.set_axis_off()
     panels[0].set(xlabel="distance in tokens", ylabel="mean weight")
     _finish(figure, path, title=f"{title}; attention over {result.predictions:,} predictions")
+
+
+def draw_by_distance(lines: Mapping[str, Mapping[int, tuple[float, float]]], path: Path, *, title: str) -> None:
+    """Draw accuracy against the distance of what is recalled: for each label, distance -> mean and deviation."""
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for number, (label, scores) in enumerate(lines.items()):
+        distances = sorted(scores)
+        means, deviations = np.array([scores[distance] for distance in distances]).reshape(-1, 2).T
+        line = f"{'.ox'[number // 10 % 3]}-"  # more lines than colours
+        axes.errorbar(distances, means, deviations, fmt=line, color=f"C{number % 10}", capsize=2, label=_written(label))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.4g}")
+    axes.set(xlabel="distance in tokens", ylabel="accuracy", ylim=(-0.02, 1.02))
+    _finish(figure, path, title=title)
 
 
 def _draw_line(axes: Axes, found: ClassMeans, color: str, *, band: bool, label: str = "") -> None:

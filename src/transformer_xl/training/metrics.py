@@ -58,7 +58,7 @@ class TokenLoss(Metric):
 
 
 class MemoryGain:
-    """Mean gain of memory in a validation: the loss of its first tokens read without memory, less that with it.
+    """Mean gain of memory in a validation: the loss of its first tokens without the model's memory, less that with it.
 
     Nats per token, over the same predictions for any number of processes: those of the first segments of the first
     lanes, so few that most of them have a full memory.

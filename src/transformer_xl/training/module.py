@@ -68,7 +68,7 @@ class LanguageModule(LightningModule):
     Attributes:
         last_step: what is known of the last optimizer step.
         scores: the last `Score` of each evaluation stage.
-        memory_gain: what memory gave in the last validation, nats per token; None where that was not measured.
+        memory_gain: what memory gave this model in the last validation, nats per token; None: that was not measured.
         logs: whether the trainer's loggers get what is logged here; a recorder of a run writes it by itself.
     """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformer_xl.training.module import LanguageModule
 
 ANY_RESUME = (
-    "resume",
+    *("resume", "plan.*"),
     *("data.path", "data.dir", "data.cache_dir", "data.download", "data.rebuild"),
     *("data.tokenizer", "data.vocabulary"),  # files may have moved; another vocabulary is refused by its hash
     *("data.lane_chunks", "compile"),

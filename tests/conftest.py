@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ __all__ = ["QUIET", "REPOSITORY", "TINY_MODEL", "Outcome", "read_values", "run_t
 
 REPOSITORY = Path(__file__).parents[1]
 torch.set_num_threads(1)  # at toy size a second thread only waits
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: its kernels then run on a CPU
 TINY_MODEL = [*SIZE, *ATTENTION]
 PARTS = REPOSITORY / "examples" / "parts"
 

@@ -16,15 +16,15 @@ SOURCE = ROOT / "src" / "transformer_xl"
 OF_MODELS = ("model", "position", "memory")
 
 BOUNDS = {
-    "source lines": 16_010,
+    "source lines": 16_490,
     "source files": 95,
     "files that train.py reaches": 75,
     "files that generate.py reaches": 35,
     "files of the core": 30,
-    "lines of the core": 4_680,
+    "lines of the core": 5_145,
     "lines of the largest source file": 450,
     "lines of conf": 900,
-    "test lines": 22_500,
+    "test lines": 23_200,
     "lines of README": 200,
 }
 

@@ -68,7 +68,7 @@ class TransformerConfig(ModelConfig):
     norm: Literal["layer", "rms"]
     feed_forward: Literal["relu", "swiglu"]
     untie_r: bool
-    attention: Literal["auto", "plain", "blockwise", "sdpa"]
+    attention: Literal["auto", "plain", "blockwise", "sdpa", "fused"]
     recompute: Literal["none", "layers"] = "none"
     position: Annotated[PositionConfig, by_kind("position", PositionConfig)]
 

@@ -11,6 +11,7 @@ import torch
 from transformer_xl.config import Config, TrainerConfig
 from transformer_xl.data.lanes import Dataset, Segments, eval_starts
 from transformer_xl.errors import UserError
+from transformer_xl.model_config import TransformerConfig
 from transformer_xl.settings import replace
 
 _COUNTED_TOKENS = 1_000_000
@@ -137,7 +138,7 @@ def with_precision(config: Config) -> Config:
     """Resolve `precision: auto` by the device's units.
 
     Raises:
-        UserError: the accelerator is not there, or has no such precision.
+        UserError: the accelerator is not there, or has no such precision or attention.
     """
     trainer = config.trainer
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
@@ -155,7 +156,16 @@ def with_precision(config: Config) -> Config:
     on_cuda = has_cuda and trainer.accelerator in ("auto", "gpu", "cuda")
     if trainer.tf32 and not (on_cuda and str(trainer.precision).startswith("32")):
         raise UserError("trainer.tf32 is true, which needs a CUDA device and trainer.precision=32-true")
+    if isinstance(config.model, TransformerConfig) and config.model.attention == "fused":
+        _check_fused("cuda" if on_cuda else "cpu", str(trainer.precision))
     return replace(config, trainer=trainer)
+
+
+def _check_fused(device: str, precision: str) -> None:
+    from transformer_xl.model.kernels.fused import missing  # imports Triton
+
+    if lacks := f"32 or 16 bits, and {precision} has 64" if precision.startswith("64") else missing(device):
+        raise UserError(f"model.attention is 'fused', and needs {lacks}: use model.attention=auto")
 
 
 def _best_precision(accelerator: str) -> str:

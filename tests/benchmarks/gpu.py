@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.benchmarks import gpu_works as works
-from tests.benchmarks.gpu_numerics import check_attentions, check_compiled, check_dropout, own_attentions
+from tests.benchmarks.gpu_numerics import (
+    check_apart,
+    check_attentions,
+    check_compiled,
+    check_dropout,
+    failed,
+    own_attentions,
+)
 from tests.benchmarks.gpu_timing import free, matrix_peak, time_steps
 from tests.benchmarks.gpu_works import Setting
 
@@ -47,6 +55,7 @@ class Bench:
         folder: of the files that are written.
         about: the machine, in words; `peak` is of a bfloat16 matrix product.
         parts: rows of each part.
+        broken: attentions whose kernels failed, and are not tried again: they may break what comes after them.
     """
 
     setting: Setting
@@ -54,6 +63,11 @@ class Bench:
     folder: Path
     about: Values
     parts: dict[str, list[Values]] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+
+    def attentions(self, *, compiled: bool = False) -> dict[str, Callable[..., Tensor]]:
+        """Return the implementations that are checked and timed."""
+        return {name: attend for name, attend in own_attentions(compiled=compiled).items() if name not in self.broken}
 
     def timed(self, step: Callable[[], object], *, tokens: int, flops: int | None = None) -> Values:
         """Time a step, and return its row's figures."""
@@ -108,7 +122,7 @@ def training(bench: Bench, preset: str) -> Iterator[Row]:
 
     for lanes in (2,) if setting.toy else LANES[preset]:
         for compiles in (False, True) if bench.compiles else (False,):
-            for attention in own_attentions(compiled=compiles):
+            for attention in bench.attentions(compiled=compiles):
                 labels = {"lanes": lanes, "attention": attention, "compiled": compiles}
                 yield labels, lambda a=attention, b=lanes, c=compiles: run(a, b, c)
 
@@ -123,7 +137,7 @@ def evaluation(bench: Bench) -> Iterator[Row]:
 
     for lanes in (2,) if bench.setting.toy else EVALUATED_LANES:
         for preset in ("txl_char_base", "txl_base_nvidia"):
-            for attention in own_attentions():
+            for attention in bench.attentions():
                 labels = {"model": preset, "lanes": lanes, "attention": attention}
                 yield labels, lambda p=preset, a=attention, b=lanes: run(p, a, b)
 
@@ -137,16 +151,23 @@ def generation(bench: Bench) -> Iterator[Row]:
 
     for preset in ("txl_char_base", "txl_base_nvidia"):
         for dtype in (torch.bfloat16, torch.float32):
-            for attention in own_attentions():
+            for attention in bench.attentions():
                 labels = {"model": preset, "weights": str(dtype).removeprefix("torch."), "attention": attention}
                 yield labels, lambda p=preset, a=attention, t=dtype: run(p, a, t)
 
 
 def check(bench: Bench) -> bool:
     """Check the numbers; return whether all are right."""
-    found = [*check_attentions(bench.setting), *check_dropout(bench.setting)]
+    setting, names = bench.setting, bench.attentions()
+    found = []
+    if "fused" in names and not setting.toy:
+        found += check_apart("fused")
+        if any(values.get("note") for values in found):
+            bench.broken.add("fused")
+        del names["fused"]
+    found += [*check_attentions(setting, names), *check_dropout(setting, names)]
     if bench.compiles:
-        found += check_compiled(bench.setting)
+        found += check_compiled(setting, bench.attentions(compiled=True))
     for values in found:
         bench.add("numerics", values)
     return all(values["ok"] for values in found)
@@ -166,8 +187,7 @@ def run_rows(bench: Bench, part: str, rows: Iterator[Row], *, deadline: float) -
             bench.add(part, {**labels, "note": "out of memory"})
         except Exception as error:  # what one row cannot do must not cost the rows after it
             all_ran = False
-            reason = str(error).partition("\n")[0]
-            bench.add(part, {**labels, "note": f"failed: {type(error).__name__}: {reason}"})
+            bench.add(part, {**labels, "note": failed(error)})
     return all_ran
 
 

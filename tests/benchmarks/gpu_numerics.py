@@ -5,7 +5,11 @@ Letters: B lanes, T queries, M memory, S = M + T keys, N heads, H head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +21,7 @@ from transformer_xl.model.attention import AttentionMask, Distances, attention_m
 from transformer_xl.model.base import make_model
 from transformer_xl.model.compiled import compiled_losses
 from transformer_xl.model.kernels import ATTENTION
+from transformer_xl.model.kernels.fused import missing
 from transformer_xl.model.transformer import Transformer
 from transformer_xl.settings import replace
 
@@ -28,12 +33,22 @@ ENOUGH_OUTPUTS = 3000
 """Outputs under dropout, by which a mean is known."""
 PRESETS = ("txl_base_nvidia", "txl_char_base", "txl_base")
 CASES = ("causal", "lengths and resets", "same_length")
+APART_SECONDS = 120
+Attentions = Mapping[str, Callable[..., Tensor]]
 
 
 def own_attentions(*, compiled: bool = False) -> dict[str, Callable[..., Tensor]]:
-    """Return the implementations: `auto` is one of the others, and blockwise cannot be compiled."""
+    """Return the implementations: `auto` is one of the others, blockwise cannot be compiled, fused is for a GPU."""
     left_out = {"auto", "blockwise"} if compiled else {"auto"}
+    if not torch.cuda.is_available() or missing("cuda"):
+        left_out.add("fused")
     return {name: attend for name, attend in ATTENTION.items() if name not in left_out}
+
+
+def failed(error: Exception) -> str:
+    """Return a row's note of what went wrong."""
+    reason = str(error).partition("\n")[0]
+    return f"failed: {type(error).__name__}: {reason}"
 
 
 class Found(NamedTuple):
@@ -57,21 +72,33 @@ class Kernels(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def check_attentions(setting: Setting) -> list[dict[str, Any]]:
-    """Compare all attentions at real sizes, forward and backward.
+def check_attentions(setting: Setting, attentions: Attentions) -> list[dict[str, Any]]:
+    """Compare attentions at real sizes, forward and backward.
 
     Returns:
         For each attention and type its largest errors; `ok` says whether all were right, `at` where the worst was.
     """
     worst: dict[tuple[str, str], dict[str, Any]] = {}
-    for found in _compared(setting):
+    for found in _compared(setting, attentions):
         kept = worst.setdefault((found["attention"], found["type"]), found)
         if (found["ok"], -found["gradient error"]) < (kept["ok"], -kept["gradient error"]):
             worst[found["attention"], found["type"]] = found
     return list(worst.values())
 
 
-def _compared(setting: Setting) -> Iterator[dict[str, Any]]:
+def check_apart(name: str) -> list[dict[str, Any]]:
+    """Compare an attention whose kernels are our own in a process of its own: what they break breaks nothing here."""
+    command = [sys.executable, "-m", "tests.benchmarks.gpu_numerics", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=APART_SECONDS)
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        return [{"attention": name, "ok": False, "note": f"failed: {(said.splitlines() or [str(error)])[-1]}"}]
+    return found
+
+
+def _compared(setting: Setting, attentions: Attentions) -> Iterator[dict[str, Any]]:
     for preset in PRESETS:
         for case in CASES:
             for dtype in WORST:
@@ -79,9 +106,13 @@ def _compared(setting: Setting) -> Iterator[dict[str, Any]]:
                 exact = {name: tensor.detach().double() for name, tensor in inputs.items()}
                 expected = _run(plain_attention, exact, mask)
                 plain = _errors(_run(plain_attention, inputs, mask), expected)
-                for name, attend in own_attentions().items():
+                for name, attend in attentions.items():
+                    errors, failure = (math.inf, math.inf), None
                     with Kernels() as kernels:
-                        errors = _errors(_run(attend, inputs, mask), expected)
+                        try:
+                            errors = _errors(_run(attend, inputs, mask), expected)
+                        except Exception as error:  # what one cannot do must not cost the others
+                            failure = failed(error)
                     allowed = [max(WORST[dtype], 4 * error) for error in plain]
                     if name == "plain":
                         allowed = [10 * WORST[dtype]] * 2
@@ -93,14 +124,15 @@ def _compared(setting: Setting) -> Iterator[dict[str, Any]]:
                         "gradient error": errors[1],
                         "ok": all(error <= most for error, most in zip(errors, allowed, strict=True)),
                         "at": f"{preset}, {case}",
+                        "note": failure,
                     }
 
 
-def check_dropout(setting: Setting) -> Iterator[dict[str, Any]]:
+def check_dropout(setting: Setting, attentions: Attentions) -> Iterator[dict[str, Any]]:
     """Drop weights: with values of one an output is the sum of what was kept, 1 in the mean, and never just 1."""
     inputs, mask = _inputs(setting, "txl_base_nvidia", "causal", torch.float32)
     inputs["value_BSNH"] = torch.ones_like(inputs["value_BSNH"])
-    for name, attend in own_attentions().items():
+    for name, attend in attentions.items():
         torch.manual_seed(0)
         outputs = inputs["query_BTNH"][..., 0].numel()
         repeats = -(-ENOUGH_OUTPUTS // outputs)
@@ -110,24 +142,31 @@ def check_dropout(setting: Setting) -> Iterator[dict[str, Any]]:
         yield {"attention": name, "mean of kept weights": mean, "spread": spread, "ok": ok}
 
 
-def check_compiled(setting: Setting) -> Iterator[dict[str, Any]]:
+def check_compiled(setting: Setting, attentions: Attentions) -> Iterator[dict[str, Any]]:
     """Train two layers for some segments with growing memory, compiled and not."""
     segment_len = setting.recipe("txl_base_nvidia")["segment_len"]
-    for name in own_attentions(compiled=True):
-        config = setting.model_config("txl_base_nvidia", attention=name)
-        config = replace(config, n_layer=2, dropout=0.0)
-        losses = []
-        for compiles in (False, True):
-            torch.manual_seed(0)
-            model = make_model(config, vocab_size=setting.vocab_size("txl_base_nvidia")).to(setting.device).train()
-            assert isinstance(model, Transformer)
-            read = model.training_losses
-            if compiles:
-                torch._dynamo.reset()  # else the graphs of several models count as one's
-                read = compiled_losses(model, segment_len=segment_len, backend=setting.backend)
-            losses.append(_losses(setting, model, read, segment_len=segment_len))
-        error = max(abs(left - right) / left for left, right in zip(*losses, strict=True))
-        yield {"compiled, attention": name, "loss": losses[1][-1], "error": error, "ok": error < 1e-4}
+    for name in attentions:
+        try:
+            yield _compiled(setting, name, segment_len=segment_len)
+        except Exception as error:
+            yield {"compiled, attention": name, "ok": False, "note": failed(error)}
+
+
+def _compiled(setting: Setting, name: str, *, segment_len: int) -> dict[str, Any]:
+    config = setting.model_config("txl_base_nvidia", attention=name)
+    config = replace(config, n_layer=2, dropout=0.0)
+    losses = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        model = make_model(config, vocab_size=setting.vocab_size("txl_base_nvidia")).to(setting.device).train()
+        assert isinstance(model, Transformer)
+        read = model.training_losses
+        if compiles:
+            torch._dynamo.reset()  # else the graphs of several models count as one's
+            read = compiled_losses(model, segment_len=segment_len, backend=setting.backend)
+        losses.append(_losses(setting, model, read, segment_len=segment_len))
+    error = max(abs(left - right) / left for left, right in zip(*losses, strict=True))
+    return {"compiled, attention": name, "loss": losses[1][-1], "error": error, "ok": error < 1e-4}
 
 
 def _losses(setting: Setting, model: Transformer, read: Any, *, segment_len: int) -> list[float]:
@@ -196,3 +235,9 @@ def _errors(found: Found, expected: Found) -> tuple[float, float]:
 def _error(found: Tensor, expected: Tensor) -> float:
     share = float((found.double() - expected).norm() / expected.norm())
     return share if share == share else float("inf")  # NaN is no error to be below
+
+
+if __name__ == "__main__":
+    chosen = {name: ATTENTION[name] for name in sys.argv[1:]}
+    here = Setting(device=torch.device("cuda"), toy=False, backend="inductor")
+    print(json.dumps([*check_attentions(here, chosen), *check_dropout(here, chosen)]))

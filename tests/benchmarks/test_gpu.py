@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.benchmarks import gpu
+from tests.benchmarks.gpu_numerics import check_apart, check_attentions
+from tests.benchmarks.gpu_works import Setting
 from tests.test_imports import FRAMEWORKS, imported
 from transformer_xl.model.attention import AttentionMask, plain_attention
 from transformer_xl.model.kernels import ATTENTION
+from transformer_xl.model.kernels.fused import missing
 
 
 def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -26,7 +29,7 @@ def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
     assert status == 0
     assert list(parts) == list(gpu.BUDGET)
     checked = [row for row in parts.pop("numerics") if "type" in row]
-    assert {row["attention"] for row in checked} == set(ATTENTION) - {"auto"}
+    assert {row["attention"] for row in checked} == set(ATTENTION) - {"auto", "fused"}
     for rows in parts.values():
         assert all(row["tokens/s"] > 0 for row in rows)
     assert "**generation**" in (tmp_path / "gpu.md").read_text()
@@ -56,6 +59,15 @@ def test_a_wrong_attention_does_not_pass(tmp_path: Path, monkeypatch: pytest.Mon
     status, parts = run(tmp_path, "--parts", "numerics")
     assert status == 1
     assert {row["attention"] for row in parts["numerics"] if not row["ok"]} == {"sdpa"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing("cpu") is not None, reason="needs Triton's interpreter")
+def test_fused_attention_is_checked_and_what_breaks_apart_is_written_down() -> None:
+    setting = Setting(device=torch.device("cpu"), toy=True, backend="eager")
+    assert all(row["ok"] for row in check_attentions(setting, {"fused": ATTENTION["fused"]}))
+    (row,) = check_apart("no such attention")
+    assert (row["ok"], row["note"]) == (False, "failed: KeyError: 'no such attention'")
 
 
 def test_no_framework_is_needed() -> None:

@@ -36,6 +36,7 @@ from transformer_xl.data_config import RecallConfig
 from transformer_xl.inference.generate import Session
 from transformer_xl.inference_config import SamplingParams
 from transformer_xl.model.base import Context, make_model
+from transformer_xl.model.kernels.fused import missing
 from transformer_xl.scores import Score
 from transformer_xl.training.metrics import TokenLoss
 from transformer_xl.training.module import LanguageModule
@@ -192,6 +193,10 @@ def copy_waited_for(hidden: Tensor) -> Tensor:
 
 
 FILTERED = {"top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
+FUSED: dict[str, Callable[[], None]] = {
+    "train fused": partial(train, "transformer_xl", attention="fused", same_length=True),
+    "train fused rotary": partial(train, "transformer_rope", attention="fused", recompute="layers"),
+}
 CASES: dict[str, Callable[[], None]] = {
     **{f"train {kind}": partial(train, kind) for kind in KINDS},
     "train sdpa": partial(train, "transformer_xl", attention="sdpa"),
@@ -206,6 +211,7 @@ CASES: dict[str, Callable[[], None]] = {
     "generate": partial(generate, "transformer_xl", **FILTERED),
     "generate the likeliest": partial(generate, "lstm", temperature=0.0),
     "generate by windows": partial(generate, "vaswani"),
+    **(FUSED if missing("cuda") is None else {}),
     "a tensor without a device": partial(train, "rnn", mistake=wrong_device),
     "a number that is read": partial(train, "rnn", mistake=number_read),
     "a copy that is waited for": partial(train, "rnn", mistake=copy_waited_for),

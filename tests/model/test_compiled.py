@@ -73,7 +73,7 @@ class Counting:
     ("kind", "changes"),
     [
         *((kind, {}) for kind in TRANSFORMERS),
-        *(("transformer_xl", {"attention": name}) for name in sorted(set(ATTENTION) - {"blockwise"})),
+        *(("transformer_xl", {"attention": name}) for name in sorted(set(ATTENTION) - {"blockwise", "fused"})),
         ("transformer_xl", {"untie_r": True, "pre_norm": True, "clamp_len": 4, "same_length": True}),
         ("transformer_xl", {"cutoffs": [10, 20], "div_val": 2}),
     ],

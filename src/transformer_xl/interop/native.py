@@ -172,6 +172,8 @@ def with_weights(source: Path, config: ModelConfig, *, vocab_size: Any, weights:
     Raises:
         UserError: they do not fit.
     """
+    if getattr(config, "attention", None) == "fused" and not torch.cuda.is_available():
+        config = replace(config, attention="auto")  # the same function: it was trained on another machine
     try:
         with torch.device("meta"):
             model = make_model(config, vocab_size=vocab_size)

@@ -21,7 +21,7 @@ class Distances(NamedTuple):
 
     Attributes:
         position_RNH: projected sinusoids W_r r of the distances S-1 ... 0, in this order, and a row of no distance,
-            which `relative_shift` pushes into the corner that causality hides.
+            which `relative_shift` pushes into the corner that causality hides. Down to 1-T if later keys are seen.
         content_bias_NH: u, the global content bias.
         position_bias_NH: v, the global position bias.
     """
@@ -38,7 +38,7 @@ def attention_scores(query_BTNH: Tensor, key_BSNH: Tensor, distances: Distances 
         return torch.einsum("btnh,bsnh->bnts", query_BTNH, key_BSNH).mul(scale)
     content_BNTS = torch.einsum("btnh,bsnh->bnts", query_BTNH + distances.content_bias_NH, key_BSNH)
     position_BNTR = torch.einsum("btnh,rnh->bntr", query_BTNH + distances.position_bias_NH, distances.position_RNH)
-    return (content_BNTS + relative_shift(position_BNTR)).mul(scale)
+    return (content_BNTS + relative_shift(position_BNTR)[..., : key_BSNH.shape[1]]).mul(scale)
 
 
 def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
@@ -52,7 +52,8 @@ def relative_shift(by_distance_BNTR: Tensor) -> Tensor:
 
     Returns:
         (B, N, T, S), a view. Only columns j <= S - T + i of row i mean anything; the corner beyond them holds
-        neighbours' values and must be hidden.
+        neighbours' values and must be hidden. With T - 1 more columns, of the distances below 0, the first S columns
+        of each row mean what they should.
     """
     batch, heads, queries, columns = by_distance_BNTR.shape
     flat = by_distance_BNTR.reshape(batch, heads, queries * columns)
@@ -116,9 +117,22 @@ class QueryBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which keys each query sees (True): itself always, never a later one."""
+    """Which keys each query sees: itself always, and no later one (but for `relative_attention(causal=False)`).
+
+    Attributes:
+        visible_BTS: True where it sees them.
+        seen_BT2: the number of the first one, and of the one after the last (int32); None: there may be gaps.
+    """
 
     visible_BTS: Tensor
+    seen_BT2: Tensor | None = None
+
+    @classmethod
+    def between(cls, first_BT: Tensor, until_BT: Tensor, *, keys: int) -> AttentionMask:
+        """Return the mask of queries that see all keys from a first one to the one before another, of S = `keys`."""
+        key_S = torch.arange(keys, device=first_BT.device)
+        visible_BTS = (key_S >= first_BT[:, :, None]) & (key_S < until_BT[:, :, None])
+        return cls(visible_BTS, torch.stack([first_BT, until_BT], dim=-1).int())
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
@@ -166,15 +180,10 @@ def attention_mask(
     Of the memory's M = `slots` each lane may see the newest `length_B`, and nothing before a document's first token,
     where `resets_BT` is True. With `same_length` a query sees the last `mem_len` keys, itself included.
     """
-    key_S = torch.arange(slots + segment_len, device=length_B.device)
-    distance_TS = key_S[slots:, None] - key_S[None, :]
-    visible_TS = distance_TS >= 0
+    place_T = torch.arange(slots, slots + segment_len, device=length_B.device)
+    first_BT = (slots - length_B)[:, None].expand(-1, segment_len)
     if same_length:
-        visible_TS = visible_TS & (distance_TS < mem_len)
-    valid_BS = key_S >= slots - length_B[:, None]
-    visible_BTS = visible_TS & valid_BS[:, None, :]
+        first_BT = torch.maximum(first_BT, place_T - mem_len + 1)
     if resets_BT is not None:
-        document_BT = resets_BT.cumsum(dim=1)
-        document_BS = functional.pad(document_BT, (slots, 0))
-        visible_BTS = visible_BTS & (document_BT[:, :, None] == document_BS[:, None, :])
-    return AttentionMask(visible_BTS)
+        first_BT = torch.maximum(first_BT, torch.where(resets_BT, place_T, 0).cummax(dim=1).values)
+    return AttentionMask.between(first_BT, (place_T + 1).expand_as(first_BT), keys=slots + segment_len)

@@ -60,7 +60,7 @@ def _position_bias(scaled_BTNH: Tensor, *, position_RNH: Tensor, visible_BTS: Te
         visible_BTS = functional.pad(visible_BTS, (0, spare))
     shifted_BNTZ = relative_shift(torch.einsum("btnh,rnh->bntr", scaled_BTNH, position_RNH))
     # a copy, and not the shifted view itself, which begins in the midst of a row
-    bias_BNTZ = torch.where(visible_BTS[:, None], shifted_BNTZ, -torch.inf)
+    bias_BNTZ = torch.where(visible_BTS[:, None], shifted_BNTZ[..., : visible_BTS.shape[-1]], -torch.inf)
     return bias_BNTZ[..., :-spare] if spare else bias_BNTZ
 
 

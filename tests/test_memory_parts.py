@@ -207,6 +207,7 @@ def settings(name: str, text_file: Path, tmp_path: Path) -> list[str]:
     return [*tiny_overrides(text_file, tmp_path, chosen), plugins(name), "model.dropout=0.1", "scheduler.total_steps=6"]
 
 
+@pytest.mark.slow
 @every_part
 def test_a_run_stops_and_goes_on_bit_for_bit_and_its_model_is_saved(
     name: str, settings: list[str], tiny_run: Run, tmp_path: Path

@@ -44,6 +44,7 @@ def guard(pytestconfig: pytest.Config) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_nothing_stands_on_the_wrong_device_or_waits_for_it(guard: Path) -> None:
     load = f"import ctypes; ctypes.CDLL({str(guard)!r}, mode=ctypes.RTLD_GLOBAL).register_guard()"
     command = [sys.executable, "-c", f"{load}; from tests.cuda.pretend import main; main()"]

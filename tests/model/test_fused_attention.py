@@ -321,6 +321,7 @@ def test_each_call_drops_other_weights_and_a_seed_repeats_them() -> None:
     assert float(first.mean()) == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.slow
 def test_torch_finds_the_operators_sound() -> None:
     sizes = {"lanes": 1, "heads": 2, "queries": 3, "keys": 5, "width": 4, "value_width": 3, "distances": 6}
     inputs = [tensor.float().requires_grad_() for tensor in drawn(**sizes).values()]

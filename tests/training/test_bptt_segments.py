@@ -132,6 +132,7 @@ def losses(outcome: Outcome) -> list[float | None]:
     return list(outcome.values("train/loss").values())
 
 
+@pytest.mark.slow
 def test_a_run_of_grouped_segments_is_the_run_of_long_ones(tiny_run: Run) -> None:
     """Where each query sees `mem_len` keys, groups of 3 x 4 tokens are segments of 12: in steps, epochs and figures."""
     common = [*EXACT, "model.same_length=true", "data.documents=blank_line", "trainer.max_steps=-1"]
@@ -170,6 +171,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_losses(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     whole = tiny_run(*PARTS, "trainer.max_steps=8", name="whole")
     first = tiny_run(*PARTS, "trainer.max_steps=3", name="first")
@@ -179,6 +181,7 @@ def test_a_stopped_run_goes_on_with_the_same_losses(tiny_run: Run, capsys: pytes
     assert len(losses(whole)) == 8
 
 
+@pytest.mark.slow
 def test_no_resume_changes_how_far_gradients_flow(tiny_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tiny_run("trainer.max_steps=1").folder
     resumed = [f"resume={folder}", "trainer.max_steps=2", "data.bptt_segments=2"]

@@ -49,6 +49,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
 def test_every_choice_composes_and_is_consistent(combination: dict[str, str]) -> None:
     overrides = [f"{group}={choice}" for group, choice in combination.items()]

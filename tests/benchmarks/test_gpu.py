@@ -24,6 +24,7 @@ def run(folder: Path, *more: str) -> tuple[int, dict[str, list[dict[str, Any]]]]
     return status, json.loads((folder / "gpu.json").read_text())["parts"]
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_all_numbers_are_right(tmp_path: Path) -> None:
     status, parts = run(tmp_path)
     assert status == 0

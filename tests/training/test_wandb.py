@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import Outcome, run_training, tiny_overrides
 
+pytestmark = pytest.mark.slow  # tests/oracles/test_wandb_run.py is not
+
 SAMPLES = "callbacks.sample.n_tokens=4"
 
 
@@ -87,7 +89,6 @@ def test_wandb_and_metrics_file_say_the_same(offline: Outcome) -> None:
     assert logged == offline.values("train/loss")
 
 
-@pytest.mark.slow
 def test_wandb_mode_wins(text_file: Path, tmp_path: Path) -> None:
     outcome = run_watched(text_file, tmp_path, WANDB_MODE="disabled")
     assert outcome.status == 0, outcome.stderr
@@ -113,7 +114,6 @@ def silent_server() -> Iterator[str]:
     server.close()
 
 
-@pytest.mark.slow
 def test_an_unreachable_server_means_offline_in_one_line_within_seconds(
     text_file: Path, tmp_path: Path, silent_server: str
 ) -> None:

@@ -104,7 +104,7 @@ def run_sweep(call: Call, work: Callable[[Call], object]) -> int:
         while running:
             done.append(_next_ended(running, jobs))
     seconds = int(time.monotonic() - began)
-    print(f"{len(done)} of {len(jobs)} jobs in {seconds // 60}:{seconds % 60:02d}", file=sys.stderr)
+    print(f"{len(done)} jobs took {seconds // 60}:{seconds % 60:02d}", file=sys.stderr)
     _print_table(call, done, folder)
     codes = [job.exit_code for job in done]
     if received or _INTERRUPTED in codes:

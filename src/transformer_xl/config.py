@@ -135,8 +135,8 @@ class TrainerConfig(Settings):
             yield f"strategy is {self.strategy!r}, and must start its processes as commands: use ddp or auto"
         if any(word in self.strategy for word in ("fsdp", "deepspeed")):
             yield (
-                f"strategy is {self.strategy!r}, and must be ddp or auto: every device holds the whole model, and what "
-                "a step needs besides shrinks with data.lane_chunks"
+                f"strategy is {self.strategy!r}, and must be ddp or auto: every device holds the whole model, and "
+                "model.recompute=layers and data.lane_chunks make room beside it; plan=true shows how much"
             )
         if self.max_time is not None and not re.fullmatch(r"[0-9]+(:[0-9]+){3}", str(self.max_time)):
             yield f"max_time is {self.max_time!r}, and must be DAYS:HOURS:MINUTES:SECONDS, as 00:11:30:00"

@@ -349,10 +349,8 @@ def _number_of_devices(config: Config) -> int:
 def print_plan(config: Config, *, label: str) -> None:
     """Print what a run, of a model called `label`, needs and how fast it can be; a UserError where that is unknown."""
     data, trainer, devices = config.data, config.trainer, _number_of_devices(config)
-    (name, device), (symbols, epoch, known, shares) = (
-        _device(config.plan.device if config.plan else None),
-        known_text(config),
-    )
+    name, device = _device(config.plan.device if config.plan else None)
+    symbols, epoch, known, shares = known_text(config)
     tokens = data.batch_size * data.segment_len * data.bptt_segments * trainer.accumulate_grad_batches
     ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
     if (trainer.max_epochs or -1) > 0 and epoch:

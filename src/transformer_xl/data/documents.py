@@ -37,8 +37,9 @@ _LONGEST = 64 << 20
 _LEARNING_WINDOW = 1 << 20
 _WORTH_PROCESSES_S = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
-Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
 _LINE_END = re.compile(rb"\r\n|[\r\n]")
+Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
+"""What `Encoder.encode` returns."""
 
 
 class Flat:

@@ -85,8 +85,8 @@ class RecallLanes(TaskLanes):
     """A block, fillers, and the block's copy, `distance` positions after the original.
 
     The filler is a symbol of its own, `n_symbols`, and is not counted, so that what has to be remembered is the same at
-    every distance. A target counts where it belongs to a copy whose original symbol the same lane has
-    shown: a lane that starts inside a block cannot know what stood before.
+    every distance. A target counts where it belongs to a copy whose original symbol the same lane has shown: a lane
+    that starts inside a block cannot know what stood before.
     """
 
     n_symbols: int

@@ -380,7 +380,7 @@ def print_plan(config: Config, *, label: str) -> None:
     print_table(["of a device", "GiB"], [[part, f"{size / GIB:.2f}"] for part, size in rows.items()], boxed=True)
     if need.peak > room:
         print("That does not fit. What makes it fit, if anything, the fastest first:")
-        found = _remedies(config, room, measured, lanes=data.batch_size // devices)
+        found = _remedies(config, need, room, measured, lanes=data.batch_size // devices)
         fitting = sorted((one.seconds, words, f"{one.peak / GIB:.2f}") for words, one in found)
         table = [[words, peak, f"{tokens / seconds:,.0f}"] for seconds, words, peak in fitting]
         print_table(["settings", "GiB", "tokens/s at most"], table, boxed=True)
@@ -388,9 +388,9 @@ def print_plan(config: Config, *, label: str) -> None:
 
 
 def _remedies(
-    config: Config, room: float, measured: Callable[[Config], Need], *, lanes: int
+    config: Config, own: Need, room: float, measured: Callable[[Config], Need], *, lanes: int
 ) -> Iterator[tuple[str, Need]]:
-    """Yield settings with which a step fits into so many bytes, each with as few chunks of lanes as that takes."""
+    """Yield settings with which a step fits into `room` bytes, each with as few chunks of lanes as that takes."""
     options: list[list[dict[str, Any]]] = [[{}]]
     if config.trainer.precision == "32-true":
         options.append([{}, {"trainer.precision": "bf16-mixed"}])
@@ -403,7 +403,7 @@ def _remedies(
             for key, value in changes.items():
                 put(values, key, value)
             try:
-                need = measured(parse(Config, values))
+                need = measured(parse(Config, values)) if changes else own
             except UserError:  # the network has no such kernel
                 break
             free = room - need.peak + need.activations
